@@ -1,0 +1,1 @@
+"""Every message between processes. Imports msgspec and the standard library only."""
