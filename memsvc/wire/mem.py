@@ -221,9 +221,10 @@ class Leave(Msg, frozen=True):
 
 
 class AckEpoch(Msg, frozen=True):
-    """A co-writer has dropped all work for requests of engines fenced before `epoch`."""
+    """A co-writer (registered as `epoch`) no longer touches pages of its engine's epochs before `fenced_before`."""
 
     epoch: Epoch
+    fenced_before: Epoch
 
 
 MemRequest = Register | Step | Renew | Leave | AckEpoch

@@ -1,14 +1,19 @@
 """Target <-> draft worker. One Propose per step for the whole batch."""
 
-from memsvc.wire.base import BadRequest, Msg, PageId, ReqId
+from memsvc.wire.base import BadRequest, Epoch, Msg, PageId, ReqId
 from memsvc.wire.text import Sampling
 
 
 class DraftHello(Msg, frozen=True):
-    """First message of a target. feature_dim: hidden size; feature_dtype as torch names it."""
+    """First message of a target. feature_dim: hidden size; feature_dtype as torch names it.
+
+    epoch is the target's registration with the memory service: the draft drops every request of an
+    older one and acknowledges that with AckEpoch.
+    """
 
     wire_version: int
     engine: str
+    epoch: Epoch
     feature_dim: int
     feature_dtype: str
 
