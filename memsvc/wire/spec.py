@@ -7,8 +7,8 @@ from memsvc.wire.text import Sampling
 class DraftHello(Msg, frozen=True):
     """First message of a target. feature_dim: hidden size; feature_dtype as torch names it.
 
-    epoch is the target's registration with the memory service: the draft drops every request of an
-    older one and acknowledges that with AckEpoch.
+    The draft drops every request it knows of that engine. epoch is the target's registration with
+    the memory service: the draft acknowledges with AckEpoch that it touches no page of an older one.
     """
 
     wire_version: int

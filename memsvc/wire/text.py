@@ -72,6 +72,10 @@ class Abort(Msg, frozen=True):
     rid: ReqId
 
 
+class AbortAll(Msg, frozen=True):
+    """First message of a starting front or tokenizer: whatever runs belongs to a life that is over."""
+
+
 class Admit(Msg, frozen=True):
     """A request in tokens: prompt, then what was given out before a restart, packed int32."""
 
@@ -155,8 +159,8 @@ class EngineStats(Msg, frozen=True):
     draft_up: bool
 
 
-FrontToTok = Submit | Abort
+FrontToTok = Submit | Abort | AbortAll
 TokToFront = Accepted | TextOut | Failed
-TokToTarget = Admit | Abort
+TokToTarget = Admit | Abort | AbortAll
 TargetToTok = TokensOut | Failed
 TargetToFront = EngineStats

@@ -1,0 +1,191 @@
+"""Block attention over paged context: the block's own K and V stay local, the context's come by page table."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from draft_worker.batch import BlockBatch
+from draft_worker.shape import DraftShape, LayerAttention
+from memsvc.device.kv_pool import KvPool
+from memsvc.device.page_table import PageTables
+
+FEW_PAGES = 16
+"""Gathering this many pages in vain costs less than another call of the kernel."""
+
+
+class Attend(Protocol):
+    """Attention of a whole batch in one layer."""
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Output [n, B, heads, d] for q [n, B, heads, d] and the block's own k, v [n, B, kv_heads, d].
+
+        sink [heads]: a logit per head that takes weight to nothing, or None.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ContextGroup:
+    """Requests of one batch with contexts of similar length, gathered with one padded page table.
+
+    Shapes: m requests, p pages, S = p * page_size context places, B block rows.
+    """
+
+    members: torch.Tensor | None
+    """int64 [m]: places in the batch; None if it is the whole batch in order."""
+    page_ids: torch.Tensor
+    """int64 [m, p]"""
+    unused: torch.Tensor
+    """int64: places of [m * S] that no row may see. Their bytes may be anything, NaN too."""
+    mask: torch.Tensor
+    """Added to the logits, [m, 1, B * heads per kv head, S + B]: 0 or -inf. One row if all rows see the same."""
+
+
+def block_sees(attention: LayerAttention, block_size: int) -> np.ndarray:
+    """bool [B, B]: row i of a block sees row m of it."""
+    distance = np.arange(block_size)[:, None] - np.arange(block_size)
+    seen = distance >= 0 if attention.causal else np.ones_like(distance, dtype=bool)
+    if attention.window:
+        seen = seen & (np.abs(distance) < attention.window)
+    return seen
+
+
+def similar_lengths(num_pages: np.ndarray) -> list[np.ndarray]:
+    """Places of num_pages [n] in sets: the shortest of a set has half of the longest's pages, or few less."""
+    sets = []
+    left = np.arange(len(num_pages))
+    while len(left):
+        longest = num_pages[left].max()
+        near = num_pages[left] >= min(longest / 2, longest - FEW_PAGES)
+        sets.append(left[near])
+        left = left[~near]
+    return sets
+
+
+class ContextPlan:
+    """Which pages a batch gathers and what each row sees, for all layers with one kind of attention."""
+
+    def __init__(
+        self, shape: DraftShape, attention: LayerAttention, batch: BlockBatch, tables: PageTables, dtype: torch.dtype
+    ) -> None:
+        """dtype is that of the queries."""
+        self._shape = shape
+        self._dtype = dtype
+        self._attention = attention
+        self._batch = batch
+        self._tables = tables
+        end = batch.anchor_pos
+        start = batch.context_start
+        if attention.window:
+            # Row 0 sees furthest back.
+            start = np.maximum(start, end - attention.window + 1)
+        self._start = np.minimum(start, end)
+        first = self._start // tables.page_size
+        num_pages = np.where(self._start < end, -(-end // tables.page_size) - first, 0)
+        sets = similar_lengths(num_pages)
+        self.groups = [self._group(members, first, num_pages) for members in sets]
+
+    def _group(self, members: np.ndarray, first: np.ndarray, num_pages: np.ndarray) -> ContextGroup:
+        page_size = self._tables.page_size
+        p = max(1, int(num_pages[members].max()))
+        steps = np.arange(p)
+        columns = np.minimum(first[members, None] + steps, self._tables.max_pages - 1)
+        pages = self._tables.table.numpy()[self._batch.rows[members, None], columns].astype(np.int64)
+        pages *= steps < num_pages[members, None]
+        positions = first[members, None] * page_size + np.arange(p * page_size)
+        used = (positions >= self._start[members, None]) & (positions < self._batch.anchor_pos[members, None])
+        device = self._tables.device
+        return ContextGroup(
+            members=None if len(members) == len(self._batch) else torch.from_numpy(members).to(device),
+            page_ids=torch.from_numpy(pages).to(device),
+            unused=torch.from_numpy(np.flatnonzero(~used)).to(device),
+            mask=self._mask(members, positions, used).to(device),
+        )
+
+    def _mask(self, members: np.ndarray, positions: np.ndarray, used: np.ndarray) -> torch.Tensor:
+        block_size, window = self._batch.block_size, self._attention.window
+        inside = block_sees(self._attention, block_size)
+        seen = used[:, None]
+        rows = self._batch.positions[members]
+        if window and (rows[:, -1] - self._start[members] >= window).any():
+            seen = seen & (rows[:, :, None] - positions[:, None] < window)
+        if seen.shape[1] == 1 and inside.all():
+            inside = inside[:1]
+        num_rows = max(seen.shape[1], inside.shape[0])
+        shape = (len(members), num_rows)
+        seen = np.broadcast_to(seen, (*shape, seen.shape[2]))
+        both = np.concatenate([seen, np.broadcast_to(inside, (*shape, block_size))], axis=2)
+        mask = torch.zeros(both.shape, dtype=self._dtype)
+        mask.masked_fill_(torch.from_numpy(~both), -torch.inf)
+        if num_rows > 1:
+            mask = mask.repeat_interleave(self._shape.num_heads // self._shape.num_kv_heads, dim=1)
+        return mask[:, None]
+
+
+class PagedAttention:
+    """The product's route: every block row of every request, one gather and one kernel per length group."""
+
+    def __init__(self, shape: DraftShape, pool: KvPool, tables: PageTables, batch: BlockBatch) -> None:
+        self._pool = pool
+        plans = {kind: ContextPlan(shape, kind, batch, tables, pool.shape.dtype) for kind in set(shape.layers)}
+        self._plans = [plans[kind] for kind in shape.layers]
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See Attend."""
+        groups = self._plans[layer].groups
+        if len(groups) == 1:
+            return self._attend(layer, groups[0], (q, k, v), sink)
+        out = torch.empty_like(q)
+        for group in groups:
+            at = group.members
+            out[at] = self._attend(layer, group, (q[at], k[at], v[at]), sink)
+        return out
+
+    def _attend(
+        self,
+        layer: int,
+        group: ContextGroup,
+        block: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        sink: torch.Tensor | None,
+    ) -> torch.Tensor:
+        q, k, v = block
+        keys, values = self._pool.gather(layer, group.page_ids)
+        for part in (keys, values):
+            # A masked key's logit is -inf whatever the key, but NaN plus -inf is NaN, and so is 0 * NaN.
+            part.flatten(0, 1).index_fill_(0, group.unused, 0)
+        return attend_block(q, torch.cat([keys, k], dim=1), torch.cat([values, v], dim=1), group.mask, sink)
+
+
+def attend_block(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, sink: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention [n, B, heads, d] of q over keys and values [n, S, kv_heads, d].
+
+    The query heads of a kv head are extra rows of it, so K and V are read once, not once per head:
+    mask is [n, 1, B * heads per kv head, S], or has one row for all.
+    """
+    n, num_rows, num_heads, dim = q.shape
+    num_kv_heads = keys.shape[2]
+    group = num_heads // num_kv_heads
+    if sink is not None:
+        keys, values, mask = with_sink(keys, values, mask, sink.view(num_kv_heads, group).repeat(1, num_rows))
+    rows = q.view(n, num_rows, num_kv_heads, group, dim).permute(0, 2, 1, 3, 4).reshape(n, num_kv_heads, -1, dim)
+    out = F.scaled_dot_product_attention(rows, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask)
+    return out.view(n, num_kv_heads, num_rows, group, dim).permute(0, 2, 1, 3, 4).reshape(n, num_rows, num_heads, dim)
+
+
+def with_sink(
+    keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, sink: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same with one more key: zero, worth nothing, and sink [kv_heads, rows] is its logit."""
+    nothing = torch.zeros_like(keys[:, :1])
+    wide = mask.expand(-1, *sink.shape, -1)
+    column = sink.to(mask.dtype)[None, :, :, None].expand(len(mask), -1, -1, 1)
+    return torch.cat([keys, nothing], dim=1), torch.cat([values, nothing], dim=1), torch.cat([wide, column], dim=3)

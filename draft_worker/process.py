@@ -1,0 +1,131 @@
+"""The draft process: memory, model and links put together, and the loop over them."""
+
+import logging
+import math
+import time
+from pathlib import Path
+from typing import Self
+
+import torch
+import zmq
+
+from draft_worker.borrowed import eos_token_ids
+from draft_worker.config import DRAFT_KV, DraftConfig, resolve_dtype
+from draft_worker.fingerprint import fingerprint
+from draft_worker.model import DraftModel
+from draft_worker.requests import Requests
+from draft_worker.shape import DraftShape
+from draft_worker.weights import load_model
+from draft_worker.worker import DraftWorker, Memory
+from memsvc.client import MemoryClient
+from memsvc.device.arena_map import map_arena
+from memsvc.device.kv_pool import KvPool, KvShape
+from memsvc.device.page_table import PageTables
+from memsvc.errors import MemoryServiceError
+from memsvc.inbox import RouterInbox
+from memsvc.process import StopFlag
+from memsvc.transport import bind
+from memsvc.wire.base import BadRequest
+from memsvc.wire.links import SPEC
+from memsvc.wire.mem import Registered
+from memsvc.wire.spec import Drafted, DraftHello, DraftReady, Propose
+
+logger = logging.getLogger(__name__)
+
+_RENEWALS_PER_LEASE = 3
+
+
+class DraftProcess:
+    """Serves one target from construction on; use it in a `with`.
+
+    Raises ValueError if drafter, target and pool do not fit each other, with the numbers.
+    """
+
+    def __init__(self, config: DraftConfig, run_dir: Path) -> None:
+        started = time.monotonic()
+        if config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        self._config = config
+        shape = DraftShape.from_folder(config.draft_path)
+        self._num_drafts = config.drafts_per_block(shape)
+        self._model = load_model(config, shape)
+        self._load_s = time.monotonic() - started
+        self._client = MemoryClient(run_dir)
+        registered = self._register(shape)
+        self._renew_every_s = registered.lease_ms / 1000 / _RENEWALS_PER_LEASE
+        self._renew_at = time.monotonic() + self._renew_every_s
+        memory = _map_memory(registered, self._model, config.device)
+        tables = PageTables(
+            max_reqs=config.max_running_requests,
+            max_pages=-(-(config.context_len + shape.block_size) // registered.layout.page_size),
+            page_size=registered.layout.page_size,
+            device=config.device,
+        )
+        requests = Requests(tables, eos_token_ids(Path(config.target_path)))
+        self._worker = DraftWorker(config, self._model, memory, requests, self._client.ack_epoch)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox = RouterInbox(bind(self._context, SPEC, run_dir), SPEC)
+        self._target = b""
+        """Who said DraftHello last; nobody else may send a Propose."""
+
+    def _register(self, shape: DraftShape) -> Registered:
+        config = self._config
+        name = fingerprint(Path(config.draft_path), resolve_dtype(config.dtype, shape), config.load_format)
+        return self._client.register(config.engine, "draft", [DRAFT_KV], name)
+
+    def lines(self) -> list[str]:
+        """What an operator reads at start."""
+        shape = self._model.shape
+        kind = "DFlash2" if shape.has_selector else "DFlash"
+        return [
+            f"draft={kind} layers={shape.num_layers} hidden={shape.hidden_size} drafts={self._num_drafts}"
+            f" of {shape.block_size - 1} window={shape.window or 'none'} taps={list(shape.target_layer_ids)}",
+            f"dtype={self._model.dtype} device={self._config.device} route={self._config.propose_route}"
+            f" threads={torch.get_num_threads()} load_s={self._load_s:.1f}",
+        ]
+
+    def run(self, stop: StopFlag) -> None:
+        """Answer until stop is set. Raises FencedError or ServiceDown when the memory service gives this client up."""
+        poller = zmq.Poller()
+        poller.register(self._inbox.socket, zmq.POLLIN)
+        poller.register(stop.fd, zmq.POLLIN)
+        while not stop.is_set:
+            left_s = self._renew_at - time.monotonic()
+            if left_s <= 0:
+                self._client.renew()
+                self._renew_at = time.monotonic() + self._renew_every_s
+                continue
+            poller.poll(math.ceil(left_s * 1000))
+            received = self._inbox.recv()
+            if received is not None:
+                address, msg = received
+                self._inbox.reply(address, self._answer(address[0], msg))
+
+    def _answer(self, sender: bytes, msg: DraftHello | Propose) -> DraftReady | Drafted | BadRequest:
+        if isinstance(msg, Propose) and sender != self._target:
+            return BadRequest("Propose from a peer that did not say DraftHello last")
+        reply = self._worker.handle(msg)
+        if isinstance(reply, DraftReady):
+            self._target = sender
+        return reply
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        self._context.destroy(linger=0)
+        if kind is not None and issubclass(kind, MemoryServiceError):
+            # A service that gave this client up, or is gone, takes no leave.
+            self._client.close()
+        else:
+            self._client.__exit__(kind, *exc_info)
+
+
+def _map_memory(registered: Registered, model: DraftModel, device: str) -> Memory:
+    layout, shape = registered.layout, model.shape
+    arena = map_arena(registered.fd_endpoint, layout.arena_bytes, device)
+    kind = next(kind for kind in layout.kinds if kind.name == DRAFT_KV)
+    kv_shape = KvShape(
+        num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, dtype=model.dtype
+    )
+    return Memory(arena=arena, layout=layout, pool=KvPool(arena, kind, kv_shape))

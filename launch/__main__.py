@@ -1,0 +1,96 @@
+"""`python -m launch`: plan the memory, start every process, serve until Ctrl-C."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from launch.config import LaunchConfig
+from launch.flags import parse_flags, shown_command
+from launch.http.listen import bind_tcp, url_of
+from launch.models import read_models
+from launch.planner import make_plan
+from launch.policy import Policy
+from launch.run_dir import run_directory
+from launch.smollm2 import ensure_smollm2
+from launch.smollm2_fetch import FetchError
+from launch.specs import Run
+from launch.supervisor import Supervisor
+from memsvc.process import setup_logging
+
+logger = logging.getLogger(__name__)
+
+READY_LIMIT_S = 600.0
+"""A process that is not ready after so long never will be; large models load for minutes."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status: 0 after Ctrl-C or SIGTERM, 1 if it can't serve, 2 for a wrong flag."""
+    config = parse_flags(argv)
+    setup_logging("launch", config.log_level)
+    try:
+        with ExitStack() as stack:
+            run = _prepare(config, shown_command(argv), stack)
+            return asyncio.run(_supervise(run))
+    except (ValueError, OSError, FetchError) as error:
+        logger.critical("cannot serve: %s", error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _prepare(config: LaunchConfig, command: tuple[str, ...], stack: ExitStack) -> Run:
+    listener = stack.enter_context(bind_tcp(config.host, config.port))
+    model_path = Path(config.model_path).absolute() if config.model_path else ensure_smollm2()
+    models = read_models(config, model_path)
+    pool, plan = make_plan(config, models)
+    for line in plan.lines:
+        logger.info("plan: %s", line)
+    _warn(config)
+    return Run(
+        config=config,
+        model_path=model_path,
+        models=models,
+        pool=pool,
+        plan=plan,
+        run_dir=stack.enter_context(run_directory(config.run_dir)),
+        listener=listener,
+        command=command,
+    )
+
+
+def _warn(config: LaunchConfig) -> None:
+    if config.simulate_accept_length:
+        logger.warning("accept length is forced to %g: all text is meaningless", config.simulate_accept_length)
+    if config.load_format == "dummy":
+        logger.warning("weights are random: all text is meaningless")
+    if config.host not in ("127.0.0.1", "::1", "localhost") and not config.api_key:
+        logger.warning("listening on %s without --api-key: anyone who reaches it can use it", config.host)
+
+
+async def _supervise(run: Run) -> int:
+    def on_up(is_first: bool) -> None:
+        if is_first:
+            print(ready_line(run), flush=True)
+        else:
+            logger.info("recovered, all processes serve")
+
+    supervisor = Supervisor(run.run_dir, Policy(run.roles), run.spec, on_up, READY_LIMIT_S)
+    return await supervisor.run()
+
+
+def ready_line(run: Run) -> str:
+    """The one line that says that requests are served, and with what."""
+    speculation = "off"
+    if run.models.draft is not None:
+        speculation = f"dflash block={run.models.block_size} drafter={Path(run.config.draft_model_path).name}"
+    return (
+        f"ready {url_of(run.listener)} model={run.served_names[0]} max_running={run.config.max_running_requests}"
+        f" pool={run.plan.arena_bytes} bytes ({run.plan.pool_tokens} tokens) speculation={speculation}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,144 @@
+"""Flags of `python -m launch`, in the spellings of SGLang and of vLLM where both have one."""
+
+import argparse
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from draft_worker.config import ROUTES
+from launch.config import ALGORITHMS, DEVICES, DTYPES, LOAD_FORMATS, LaunchConfig
+from launch.http.config import API_KEY_ENV
+from memsvc.config import LOG_LEVELS, parse_bytes
+from memsvc.core.config import EVICTION_POLICIES
+
+_DESCRIPTION = """\
+Serve a model with an OpenAI-compatible API: memory service, target, drafter, tokenizer and HTTP front,
+each in its own process. Without any flag it fetches and serves SmolLM2-135M-Instruct.
+"""
+_EPILOG = """\
+Bytes may have a suffix: 512M, 2G. On a pool that is too small the smallest that works is named.
+--speculative-num-draft-tokens counts rows as SGLang does, the anchor included; --spec-tokens counts drafts.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """names: all spellings. target: field of LaunchConfig that it sets."""
+
+    names: str
+    target: str
+    text: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+FLAGS = (
+    Flag("--model-path --model", "model_path", "Hugging Face folder of the model", {"metavar": "DIR"}),
+    Flag("--served-model-name", "served_model_name", "name or names on the API", {"nargs": "+", "metavar": "NAME"}),
+    Flag("--speculative-draft-model-path --spec-model", "draft_model_path", "folder of a DFlash or DFlash2 drafter",
+         {"metavar": "DIR"}),
+    Flag("--speculative-algorithm --spec-method", "speculative_algorithm", f"one of {', '.join(ALGORITHMS)}",
+         {"type": str.upper, "metavar": "NAME"}),
+    Flag("--speculative-num-draft-tokens --speculative-dflash-block-size", "block_size",
+         "rows of a block, anchor included", {"type": int, "metavar": "B"}),
+    Flag("--spec-tokens", "num_drafts", "drafts of a block, B - 1", {"type": int, "metavar": "K"}),
+    Flag("--propose-route", "propose_route", "how drafts attend to their context", {"choices": ROUTES}),
+    Flag("--page-size --block-size", "page_size", "tokens in a page of KV", {"type": int, "metavar": "TOKENS"}),
+    Flag("--mem-bytes --kv-cache-memory-bytes", "mem_bytes", "size of the one pool of target and draft memory",
+         {"type": parse_bytes, "metavar": "BYTES"}),
+    Flag("--max-running-requests --max-num-seqs", "max_running_requests", "requests that hold memory at once",
+         {"type": int, "metavar": "N"}),
+    Flag("--max-queued-requests --max-num-queued-reqs", "max_queued_requests", "requests that may wait beside them",
+         {"type": int, "metavar": "N"}),
+    Flag("--chunked-prefill-size --max-prefill-tokens --max-num-batched-tokens", "max_prefill_tokens",
+         "most prompt tokens computed in one step", {"type": int, "metavar": "TOKENS"}),
+    Flag("--context-length --max-model-len", "context_len", "longest prompt plus answer",
+         {"type": int, "metavar": "TOKENS"}),
+    Flag("--radix-eviction-policy", "eviction_policy", "which cached conversation goes first",
+         {"choices": EVICTION_POLICIES}),
+    Flag("--dtype", "dtype", "of weights and KV", {"choices": DTYPES}),
+    Flag("--load-format", "load_format", "dummy makes random weights", {"choices": LOAD_FORMATS}),
+    Flag("--device", "device", "where the models run", {"choices": DEVICES}),
+    Flag("--threads", "threads", "torch threads of each worker, 0 = torch's choice", {"type": int, "metavar": "N"}),
+    Flag("--host", "host", "address to listen on", {"metavar": "ADDR"}),
+    Flag("--port", "port", "TCP port, 0 takes a free one", {"type": int}),
+    Flag("--api-key", "api_key", f"key that clients must send; also --api-key-file or {API_KEY_ENV}",
+         {"metavar": "KEY"}),
+    Flag("--run-dir", "run_dir", "directory of the sockets, removed at the end", {"metavar": "DIR"}),
+    Flag("--spec-trace", "spec_trace", "a line per step, with host (1) or device (2) times", {"type": int}),
+    Flag("--simulate-accept-length", "simulate_accept_length", "load tests: force this accept length, text is noise",
+         {"type": float, "metavar": "L"}),
+    Flag("--log-level", "log_level", "of every process", {"type": str.upper, "choices": LOG_LEVELS}),
+)  # fmt: skip
+_KEY_FILE = "--api-key-file"
+
+
+def all_flags() -> list[str]:
+    """Every spelling."""
+    return [*(name for flag in FLAGS for name in flag.names.split()), _KEY_FILE]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All flags; those that are not given do not appear in the result."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    defaults = {field.name: field.default for field in fields(LaunchConfig)}
+    for flag in FLAGS:
+        default = defaults[flag.target]
+        shown = f" (default {default})" if default not in ("", 0, -1, 0.0, ()) else ""
+        parser.add_argument(*flag.names.split(), dest=flag.target, help=flag.text + shown, **flag.options)
+    parser.add_argument(_KEY_FILE, type=Path, help="file with the key", metavar="FILE")
+    return parser
+
+
+def parse_flags(argv: Sequence[str]) -> LaunchConfig:
+    """The config that a command line asks for. Exits with status 2 and a message on a bad one."""
+    parser = make_parser()
+    known, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(_unknown(unknown[0]))
+    given: dict[str, Any] = vars(known)
+    key_file: Path | None = given.pop("api_key_file", None)
+    try:
+        if "api_key" not in given:
+            given["api_key"] = _key_from(key_file)
+        if "served_model_name" in given:
+            given["served_model_name"] = tuple(given["served_model_name"])
+        return LaunchConfig(**given)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def shown_command(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command as typed, for people to read, without the key."""
+    shown: list[str] = []
+    for index, word in enumerate(argv):
+        if word.startswith("--api-key="):
+            shown.append("--api-key=***")
+        elif index and argv[index - 1] == "--api-key":
+            shown.append("***")
+        else:
+            shown.append(word)
+    return ("python", "-m", "launch", *shown)
+
+
+def _unknown(given: str) -> str:
+    close = difflib.get_close_matches(given.partition("=")[0], all_flags(), n=1)
+    return f"unknown argument {given}" + (f", did you mean {close[0]}?" if close else "")
+
+
+def _key_from(file: Path | None) -> str:
+    if file is None:
+        return os.environ.get(API_KEY_ENV, "")
+    key = file.read_text("utf-8").strip()
+    if not key:
+        raise ValueError(f"--api-key-file {file} is empty")
+    return key

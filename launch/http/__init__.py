@@ -1,0 +1,1 @@
+"""The front: OpenAI-compatible HTTP on one side, the tokenizer's link on the other."""

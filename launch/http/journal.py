@@ -1,0 +1,91 @@
+"""What the front must remember of each request to send it again after another process was restarted."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from launch.http.calls import Call, Choice
+from launch.http.generation import Prompt
+from memsvc.wire.base import ReqId
+from memsvc.wire.text import Sampling, Submit
+
+_BITS_PER_GENERATION = 40
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Entry:
+    """One request in flight and where its output goes. tokens: packed, all that were received so far."""
+
+    rid: ReqId
+    call: Call
+    choice: Choice
+    prompt: Prompt
+    sampling: Sampling
+    tokens: bytearray = field(default_factory=bytearray)
+    num_prompt_bytes: int = 0
+
+    def submit(self) -> Submit:
+        """The message that starts the request, or takes it up where it stopped."""
+        generation = self.call.generation
+        return Submit(
+            rid=self.rid,
+            prompt=self.prompt,
+            sampling=self.sampling,
+            stop=generation.stop,
+            include_stop=generation.include_stop,
+            priority=generation.priority,
+            salt=generation.salt,
+            resumed=bytes(self.tokens),
+        )
+
+
+class Journal:
+    """Requests in flight by id, in the order of their arrival."""
+
+    def __init__(self, generation: int) -> None:
+        self._next = (generation << _BITS_PER_GENERATION) + 1
+        self._entries: dict[ReqId, Entry] = {}
+        self.num_bytes = 0
+        """Prompts and tokens held."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._entries.values()))
+
+    def new_rid(self) -> ReqId:
+        """An id that no request of this run had before, whichever front sent it."""
+        rid = ReqId(self._next)
+        self._next += 1
+        return rid
+
+    def add(self, entry: Entry) -> None:
+        """Remember a request."""
+        self._entries[entry.rid] = entry
+        self.num_bytes += entry.num_prompt_bytes + len(entry.tokens)
+
+    def get(self, rid: ReqId) -> Entry | None:
+        """The request of that id, if it is in flight."""
+        return self._entries.get(rid)
+
+    def extend(self, entry: Entry, tokens: bytes) -> None:
+        """The request has got more tokens (packed)."""
+        entry.tokens += tokens
+        self.num_bytes += len(tokens)
+
+    def remove(self, entry: Entry) -> None:
+        """Forget a request that ended. Nothing happens if it was forgotten already."""
+        if self._entries.pop(entry.rid, None) is not None:
+            self.num_bytes -= entry.num_prompt_bytes + len(entry.tokens)
+
+    def of_call(self, call: Call) -> list[Entry]:
+        """The requests of one call that are in flight."""
+        return [entry for entry in self._entries.values() if entry.call is call]
+
+    def renumber(self) -> list[Entry]:
+        """Give every request a new id, so that what still arrives for the old one is not taken twice."""
+        entries = list(self._entries.values())
+        for entry in entries:
+            entry.rid = self.new_rid()
+        self._entries = {entry.rid: entry for entry in entries}
+        return entries

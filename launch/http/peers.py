@@ -1,0 +1,37 @@
+"""Which processes serve, as the supervisor tells it."""
+
+from memsvc.wire.control import PeerUp
+
+
+class Peers:
+    """Starts and ends of the other processes. A generation counts the starts of one of them."""
+
+    def __init__(self, needs: tuple[str, ...]) -> None:
+        self._needs = needs
+        self._up: set[str] = set()
+        self.generations: dict[str, int] = {}
+        """Newest known generation by role."""
+
+    def up(self, msg: PeerUp) -> bool:
+        """Note a start; True if this generation was not known before."""
+        self._up.add(msg.role)
+        is_new = self.generations.get(msg.role) != msg.generation
+        self.generations[msg.role] = msg.generation
+        return is_new
+
+    def down(self, role: str) -> None:
+        """Note that role is gone."""
+        self._up.discard(role)
+
+    def is_up(self, role: str) -> bool:
+        """Whether role serves."""
+        return role in self._up
+
+    def report(self) -> dict[str, dict[str, bool | int]]:
+        """Every role heard of, whether it serves, and how often it was started."""
+        return {role: {"up": role in self._up, "generation": num} for role, num in self.generations.items()}
+
+    @property
+    def missing(self) -> list[str]:
+        """Needed roles that do not serve."""
+        return [role for role in self._needs if role not in self._up]

@@ -1,0 +1,93 @@
+"""The two model folders, read and checked against each other before anything is started."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from draft_worker.config import DraftConfig
+from draft_worker.config import kind_specs as draft_kinds
+from draft_worker.shape import DraftShape
+from launch.config import LaunchConfig
+from memsvc.wire.mem import KindSpec
+from target_worker.model.config import DTYPE_BYTES, TargetShape
+from target_worker.model.config import kind_specs as target_kinds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Models:
+    """What both shapes come down to for the other processes."""
+
+    target: TargetShape
+    """As its folder says."""
+    draft: DraftShape | None
+    """None without speculation."""
+    num_drafts: int
+    """k in force, 0 without speculation."""
+    context_len: int
+    """Longest prompt plus answer."""
+    kinds: tuple[KindSpec, ...]
+    """Pages of the target first, then of the draft."""
+    feature_row_bytes: int
+    """One token's features in the target's dtype; 0 without speculation."""
+    weight_bytes: int
+    """Size of all weight files."""
+
+    @property
+    def block_size(self) -> int:
+        """B: rows of a verify block, the anchor included."""
+        return 1 + self.num_drafts
+
+
+def read_models(config: LaunchConfig, model_path: Path) -> Models:
+    """Raises ValueError that names the folder, the key, or both numbers where the models don't fit together."""
+    target = TargetShape.from_folder(model_path)
+    draft = DraftShape.from_folder(config.draft_model_path) if config.draft_model_path else None
+    kinds = target_kinds(target, config.page_size, config.dtype)
+    row_bytes = 0
+    if draft is not None:
+        _check_pair(target, draft)
+        kinds += draft_kinds(draft, config.page_size, config.dtype)
+        row_bytes = draft.feature_width * DTYPE_BYTES[target.resolve_dtype(config.dtype)]
+    num_drafts = _num_drafts(config, draft)
+    if config.simulate_accept_length and not 1 <= config.simulate_accept_length <= num_drafts + 1:
+        given = config.simulate_accept_length
+        raise ValueError(f"--simulate-accept-length is {given}, it must be between 1 and {num_drafts + 1}")
+    folders = [model_path, *([Path(config.draft_model_path)] if draft else [])]
+    return Models(
+        target=target,
+        draft=draft,
+        num_drafts=num_drafts,
+        context_len=_context_len(config, target, draft),
+        kinds=tuple(kinds),
+        feature_row_bytes=row_bytes,
+        weight_bytes=sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors")),
+    )
+
+
+def _num_drafts(config: LaunchConfig, draft: DraftShape | None) -> int:
+    if draft is None:
+        return 0
+    worker = DraftConfig(
+        run_dir="", draft_path=config.draft_model_path, target_path="", num_draft_tokens=config.asked_drafts
+    )
+    return worker.drafts_per_block(draft)
+
+
+def _check_pair(target: TargetShape, draft: DraftShape) -> None:
+    facts = [
+        ("width of a tapped layer", draft.target_hidden_size, target.hidden_size),
+        ("vocabulary", draft.vocab_size, target.vocab_size),
+        ("depth of the target", draft.num_target_layers or target.num_layers, target.num_layers),
+    ]
+    for what, wanted, found in facts:
+        if wanted != found:
+            raise ValueError(f"the drafter was made for another target: {what} is {wanted} there and {found} here")
+    deepest = max(draft.target_layer_ids)
+    if deepest >= target.num_layers:
+        raise ValueError(f"the drafter taps layer {deepest} of a target with layers 0..{target.num_layers - 1}")
+
+
+def _context_len(config: LaunchConfig, target: TargetShape, draft: DraftShape | None) -> int:
+    limits = [target.max_positions, *([draft.max_position_embeddings] if draft else [])]
+    if config.context_len > min(limits):
+        raise ValueError(f"--context-length is {config.context_len}, the model has {min(limits)} positions")
+    return config.context_len or min(limits)

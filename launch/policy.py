@@ -1,0 +1,181 @@
+"""What to do when a process gets ready or ends. No processes here: events in, actions out."""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from memsvc.wire.control import PeerDown, PeerUp
+
+FRONT = "front"
+
+
+class Phase(Enum):
+    """Where a process is in its life."""
+
+    ABSENT = auto()
+    STARTING = auto()
+    UP = auto()
+    STOPPING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """needs: roles that must serve before it is started. waits_for_end: roles that must be gone before.
+
+    takes_down: roles that are stopped when it ends, because they can't go on without it.
+    """
+
+    needs: tuple[str, ...] = ()
+    waits_for_end: tuple[str, ...] = ()
+    takes_down: tuple[str, ...] = ()
+
+
+RULES = {
+    # The arena dies with the memory service, and whoever maps the old one must let go of it.
+    "memsvc": Rule(waits_for_end=("draft", "target"), takes_down=("draft", "target")),
+    "draft": Rule(needs=("memsvc",)),
+    "tokenizer": Rule(needs=("memsvc",)),
+    "target": Rule(needs=("memsvc", "draft")),
+    # It listens early, so that health checks see a server that is starting.
+    FRONT: Rule(needs=("memsvc",)),
+}
+"""In the order of starting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a process; generation counts its starts."""
+
+    role: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End a process that runs."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell the front."""
+
+    msg: PeerUp | PeerDown
+
+
+@dataclass(frozen=True, slots=True)
+class AllUp:
+    """Every process serves; is_first is False after a recovery."""
+
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Stop everything; reason is the one line that says why."""
+
+    reason: str
+
+
+Action = Spawn | Stop | Tell | AllUp | GiveUp
+
+
+class Policy:
+    """State of all processes of one run. Every method returns what has to be done next, in order."""
+
+    def __init__(self, roles: tuple[str, ...], max_failures: int = 3, window_s: float = 60.0) -> None:
+        self._rules = {role: _within(rule, roles) for role, rule in RULES.items() if role in roles}
+        self._max_failures = max_failures
+        self._window_s = window_s
+        self._phases = dict.fromkeys(self._rules, Phase.ABSENT)
+        self._generations = dict.fromkeys(self._rules, 0)
+        self._failures: dict[str, deque[float]] = {role: deque() for role in self._rules}
+        self._was_ready: set[str] = set()
+        self._was_all_up = False
+
+    def start(self) -> list[Action]:
+        """The first actions."""
+        return self._spawn_what_can()
+
+    def on_ready(self, role: str) -> list[Action]:
+        """role says that it serves."""
+        if self._phases[role] is not Phase.STARTING:
+            return []
+        self._phases[role] = Phase.UP
+        self._was_ready.add(role)
+        actions: list[Action] = []
+        if role != FRONT:
+            actions.append(Tell(PeerUp(role, self._generations[role])))
+        actions += self._spawn_what_can()
+        if all(phase is Phase.UP for phase in self._phases.values()):
+            actions.append(AllUp(is_first=not self._was_all_up))
+            self._was_all_up = True
+        return actions
+
+    def on_end(self, role: str, how: str, now: float) -> list[Action]:
+        """The process of role has ended. how says it for people, now is a monotonic time."""
+        phase = self._phases[role]
+        self._phases[role] = Phase.ABSENT
+        actions: list[Action] = []
+        if phase is not Phase.STOPPING:
+            # What ends because a process it needs has ended is no failure of its own.
+            if all(self._phases[needed] is Phase.UP for needed in self._rules[role].needs):
+                reason = self._count_failure(role, how, now)
+                if reason:
+                    return [GiveUp(reason)]
+            actions += self._gone(role)
+        return actions + self._spawn_what_can()
+
+    def on_fatal(self, role: str, message: str) -> list[Action]:
+        """The process itself says that starting it again would not help."""
+        return [GiveUp(f"{role}: {message}")]
+
+    def on_late(self, role: str, generation: int, limit_s: float) -> list[Action]:
+        """A process should have been ready by now."""
+        if self._phases[role] is not Phase.STARTING or self._generations[role] != generation:
+            return []
+        return [GiveUp(f"{role}: not ready after {limit_s:g} s")]
+
+    def _gone(self, role: str) -> list[Action]:
+        actions: list[Action] = [Tell(PeerDown(role))] if role != FRONT else []
+        for dependent in self._rules[role].takes_down:
+            if self._phases[dependent] in (Phase.STARTING, Phase.UP):
+                self._phases[dependent] = Phase.STOPPING
+                actions += [Tell(PeerDown(dependent)), Stop(dependent)]
+        return actions
+
+    def _count_failure(self, role: str, how: str, now: float) -> str:
+        """A reason to give up, or empty."""
+        if role not in self._was_ready:
+            return f"{role}: {how} before it was ready"
+        times = self._failures[role]
+        times.append(now)
+        while now - times[0] > self._window_s:
+            times.popleft()
+        if len(times) < self._max_failures:
+            return ""
+        return f"{role}: {how}, for the {len(times)}. time within {self._window_s:g} s"
+
+    def _spawn_what_can(self) -> list[Action]:
+        actions: list[Action] = []
+        for role, rule in self._rules.items():
+            can = self._phases[role] is Phase.ABSENT
+            can = can and all(self._phases[needed] is Phase.UP for needed in rule.needs)
+            if can and all(self._phases[other] is Phase.ABSENT for other in rule.waits_for_end):
+                self._phases[role] = Phase.STARTING
+                self._generations[role] += 1
+                actions.append(Spawn(role, self._generations[role]))
+                if role == FRONT:
+                    actions += self._tell_all()
+        return actions
+
+    def _tell_all(self) -> list[Action]:
+        up = [role for role, phase in self._phases.items() if phase is Phase.UP and role != FRONT]
+        return [Tell(PeerUp(role, self._generations[role])) for role in up]
+
+
+def _within(rule: Rule, roles: tuple[str, ...]) -> Rule:
+    """The rule without roles that this run does not have."""
+    return Rule(*(tuple(role for role in names if role in roles) for names in
+                  (rule.needs, rule.waits_for_end, rule.takes_down)))  # fmt: skip

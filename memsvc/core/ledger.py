@@ -1,0 +1,148 @@
+"""Ledger: what requests hold, still need and may have, as vectors of pages by kind."""
+
+from memsvc.core.config import PoolConfig
+from memsvc.core.frames import LIMBO
+from memsvc.core.kinds import KindTable
+from memsvc.core.reqs import Req, Running
+from memsvc.core.sessions import Engine
+from memsvc.core.store import PageStore
+from memsvc.wire.mem import NoRoom, OpenReq, TooLarge
+
+Pages = list[int]
+"""Number of pages by kind."""
+
+
+class Ledger:
+    """The arithmetic of admission. Nothing here changes a page."""
+
+    def __init__(self, config: PoolConfig, kinds: KindTable, store: PageStore, running: Running) -> None:
+        self._config = config
+        self._kinds = kinds
+        self._store = store
+        self._running = running
+        pool = store.pool
+        self.usable_frames = pool.num_frames - pool.first_frame - config.pin_budget_frames
+        """Frames that requests can count on."""
+        self.opens_paused = False
+        """A reservation found no room; opens wait for the high watermark."""
+
+    def whole(self, engine: Engine, num_tokens: int) -> Pages:
+        """All pages that a request of so many tokens holds at once when it is complete."""
+        kinds = self._kinds
+        tables = -(-num_tokens // kinds.page_size)
+        needs = [0] * kinds.num_kinds
+        for kind in kinds.token:
+            if kind == kinds.primary or kind in engine.kinds:
+                needs[kind] = min(tables, kinds.bounds[kind])
+        for kind in kinds.per_req:
+            if kind in engine.kinds:
+                needs[kind] = kinds.pages_per_req[kind]
+        return needs
+
+    def ahead(self, req: Req, num_tokens: int) -> Pages:
+        """Token pages that an open request will take until it has slots for num_tokens."""
+        kinds = self._kinds
+        more = -(-num_tokens // kinds.page_size) - req.num_pages
+        needs = [0] * kinds.num_kinds
+        needs[kinds.primary] = max(0, more)
+        for kind in req.aux:
+            lost = req.num_missing(kind) if req.missing else 0
+            needs[kind] = max(0, min(more + lost, kinds.bounds[kind] - req.held(kind)))
+        return needs
+
+    def elder_ahead(self) -> Pages:
+        """What is kept back for the elder to finish."""
+        elder = self._running.elder
+        return self.ahead(elder, elder.limit) if elder else [0] * self._kinds.num_kinds
+
+    def promised(self) -> Pages:
+        """The rest of the prompts of the other open requests, which admission has counted."""
+        total = [0] * self._kinds.num_kinds
+        for req in self._running.filling.values():
+            if req is not self._running.elder:
+                total = add(total, self.ahead(req, req.prompt_len))
+        return total
+
+    def demand(self, growth: "list[tuple[Req, Pages]]") -> Pages:
+        """What must fit for this growth to be granted: it, and the elder's rest if anyone else grows."""
+        elder = self._running.elder
+        others, own = [0] * self._kinds.num_kinds, [0] * self._kinds.num_kinds
+        for req, pages in growth:
+            if req is elder:
+                own = pages
+            else:
+                others = add(others, pages)
+        if not any(others):
+            return own
+        return add(others, [max(pair) for pair in zip(self.elder_ahead(), own, strict=True)])
+
+    # --- limits ---
+
+    def too_large(self, engine: Engine, op: OpenReq, limit: int) -> TooLarge | None:
+        """Whether the request could not run even alone."""
+        needs = self.whole(engine, limit)
+        frames = self.dense_frames(needs)
+        most = min([self.usable_frames, *(quota for _, quota in self.quotas(engine.name, op.salt))])
+        if frames <= most:
+            return None
+        usable = [per_frame * most for per_frame in self._kinds.pages_per_frame]
+        return TooLarge(rid=op.rid, needs=needs, usable=usable, frames_needed=frames, frames_usable=most)
+
+    def dense_frames(self, pages: Pages) -> int:
+        """Frames that these pages fill when packed."""
+        return sum(-(-n // per_frame) for n, per_frame in zip(pages, self._kinds.pages_per_frame, strict=True))
+
+    def quotas(self, engine: str, salt: str) -> list[tuple[tuple[str, str], int]]:
+        """The accounts with a quota that a request belongs to, and their frames."""
+        limits = []
+        if engine in self._config.engine_quota_frames:
+            limits.append((("engine", engine), self._config.engine_quota_frames[engine]))
+        if salt in self._config.salt_quota_frames:
+            limits.append((("salt", salt), self._config.salt_quota_frames[salt]))
+        return limits
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether anyone is limited."""
+        return bool(self._config.engine_quota_frames or self._config.salt_quota_frames)
+
+    def over_quota(self, growth: "list[tuple[Req, Pages]]", closed: set[int]) -> set[tuple[str, str]]:
+        """Accounts that this growth would take past their quota, the requests in `closed` (uids) left out."""
+        if not self.has_quotas:
+            return set()
+        grows = {req.uid: pages for req, pages in growth if req.uid not in closed and any(pages)}
+        touched = dict(q for req, _ in growth if req.uid in grows for q in self.quotas(req.engine.name, req.salt))
+        held = {account: [0] * self._kinds.num_kinds for account in touched}
+        for req in [*self._running, *(req for req, _ in growth if self._running.get(req.uid) is None)]:
+            if req.uid in closed:
+                continue
+            pages = add([req.held(kind) for kind in range(self._kinds.num_kinds)], self._counted(req, grows))
+            for account, _ in self.quotas(req.engine.name, req.salt):
+                if account in held:
+                    held[account] = add(held[account], pages)
+        return {account for account, quota in touched.items() if self.dense_frames(held[account]) > quota}
+
+    def _counted(self, req: Req, grows: dict[int, Pages]) -> Pages:
+        own = grows.get(req.uid, [0] * self._kinds.num_kinds)
+        if req is not self._running.elder or not grows.keys() - {req.uid}:
+            return own
+        return [max(pair) for pair in zip(own, self.ahead(req, req.limit), strict=True)]
+
+    # --- answers ---
+
+    def no_room(self, needs: Pages, victims: list[Req], waiting_on: str) -> NoRoom:
+        """The reply with the pool's vectors filled in."""
+        pool = self._store.pool
+        has = [pool.available(kind) for kind in range(self._kinds.num_kinds)]
+        limbo = [counts[LIMBO] for counts in pool.counts]
+        return NoRoom(needs=needs, has=has, limbo=limbo, victims=[req.rid for req in victims], waiting_on=waiting_on)
+
+    def free_share_ok(self, share: float, extra: Pages) -> bool:
+        """Whether this share of the usable frames stays available after the elder's rest and `extra`."""
+        kept = self._store.frames_short(add(self.elder_ahead(), extra))
+        return self._store.pool.frames_available - kept >= share * self.usable_frames
+
+
+def add(a: Pages, b: Pages) -> Pages:
+    """The sum of two vectors."""
+    return [x + y for x, y in zip(a, b, strict=True)]

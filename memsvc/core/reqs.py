@@ -1,0 +1,136 @@
+"""Req: one open request and the pages it holds. Running: all of them, oldest first."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memsvc.core.kinds import KindTable
+from memsvc.core.radix import TOKEN_BYTES, Node, Root
+from memsvc.wire.base import ReqId
+from memsvc.wire.mem import OpenReq
+
+if TYPE_CHECKING:
+    from memsvc.core.sessions import Engine
+
+
+class Req:
+    """A request of one engine. tables[kind][i] is page i of its table of that kind.
+
+    Target pages:  [0, num_published)            in the tree, on the path to `node`, which is locked
+                   [num_published, num_pages)    private
+    Draft pages:   [0, aux_low)                  0: released, or never there
+                   [aux_low, num_pages)          private, or in the tree with one lock count of ours
+                   places in `missing`           0 for now: lost by reset_draft, to be replaced
+    """
+
+    __slots__ = (
+        "aux",
+        "aux_low",
+        "aux_published",
+        "draft_len",
+        "draft_valid_from",
+        "engine",
+        "limit",
+        "missing",
+        "node",
+        "num_published",
+        "opened_at",
+        "primary",
+        "priority",
+        "prompt_len",
+        "retract_at",
+        "rid",
+        "root",
+        "salt",
+        "tables",
+        "target_len",
+        "tokens",
+        "uid",
+    )
+
+    def __init__(self, uid: int, engine: "Engine", op: OpenReq, root: Root, kinds: KindTable) -> None:
+        self.uid = uid
+        """Unique over all engines, and in the order of opening: the smallest is the elder."""
+        self.rid: ReqId = op.rid
+        self.engine = engine
+        self.root = root
+        self.node: Node = root
+        self.tokens = bytearray(op.tokens)
+        self.prompt_len = len(op.tokens) // TOKEN_BYTES
+        self.limit = 0
+        """Tokens it may ever have slots for."""
+        self.priority = op.priority
+        self.salt = op.salt
+        self.opened_at = 0.0
+        self.target_len = 0
+        self.draft_len = 0
+        self.draft_valid_from = 0
+        self.primary = kinds.primary
+        self.aux = tuple(kind for kind in kinds.aux if kind in engine.kinds)
+        self.tables: list[list[int]] = [[] for _ in kinds.names]
+        self.num_published = 0
+        self.aux_published = 0
+        """Draft pages below this index are attached to the tree, or never will be."""
+        self.aux_low = [0] * kinds.num_kinds
+        self.missing: list[tuple[int, int]] = []
+        """(kind, index)"""
+        self.retract_at = 0.0
+        """When its engine is fenced unless it has closed this request by then; 0 if not asked to."""
+
+    @property
+    def num_pages(self) -> int:
+        """Entries of each token kind's table."""
+        return len(self.tables[self.primary])
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of prompt and answer that memsvc has been told."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def token_kinds(self) -> tuple[int, ...]:
+        """Token kinds it holds pages of, the target's first."""
+        return (self.primary, *self.aux)
+
+    def held(self, kind: int) -> int:
+        """Pages of one kind that it holds now."""
+        have = len(self.tables[kind]) - self.aux_low[kind]
+        return have - self.num_missing(kind) if self.missing else have
+
+    def num_missing(self, kind: int) -> int:
+        """Places of its table of one kind that wait for a page."""
+        return sum(1 for missing, _ in self.missing if missing == kind)
+
+
+class Running:
+    """Open requests of all engines by uid, oldest first."""
+
+    def __init__(self) -> None:
+        self._by_uid: OrderedDict[int, Req] = OrderedDict()
+        self.filling: dict[int, Req] = {}
+        """Requests whose table does not cover their prompt yet."""
+        self.elder: Req | None = None
+        """The oldest; it is never retracted while others run."""
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def __iter__(self) -> Iterator[Req]:
+        return iter(self._by_uid.values())
+
+    def get(self, uid: int) -> Req | None:
+        """The open request of that uid."""
+        return self._by_uid.get(uid)
+
+    def add(self, req: Req) -> None:
+        """A request was opened."""
+        self._by_uid[req.uid] = req
+        if self.elder is None:
+            self.elder = req
+
+    def remove(self, req: Req) -> None:
+        """A request was closed."""
+        del self._by_uid[req.uid]
+        self.filling.pop(req.uid, None)
+        if self.elder is req:
+            self.elder = next(iter(self._by_uid.values()), None)

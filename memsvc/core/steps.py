@@ -1,0 +1,127 @@
+"""Steps: one scheduler step of one engine, applied in the order commit, reset_draft, close, reserve, open."""
+
+from collections import Counter
+
+from memsvc.core.config import PoolConfig
+from memsvc.core.growth import Growth
+from memsvc.core.limbo import release_done, retire
+from memsvc.core.opening import Opening
+from memsvc.core.outcome import Outcome
+from memsvc.core.pressure import Pressure
+from memsvc.core.publish import Publisher
+from memsvc.core.reqs import Req, Running
+from memsvc.core.sessions import Client
+from memsvc.core.store import PageStore
+from memsvc.core.validate import check_step
+from memsvc.wire.base import ReqId
+from memsvc.wire.mem import Close, Commit, NoRoom, OpenReq, ResetDraft, Step, Stepped
+
+
+class Steps:
+    """Carries out steps. The parts it joins each know one thing."""
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        store: PageStore,
+        running: Running,
+        pressure: Pressure,
+        growth: Growth,
+        opening: Opening,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._running = running
+        self._pressure = pressure
+        self._growth = growth
+        self._opening = opening
+        self._publisher = Publisher(store)
+        self.num_steps = 0
+        self.num_no_room = 0
+        self.num_closes: Counter[str] = Counter()
+
+    def handle(self, client: Client, step: Step) -> Stepped:
+        """The reply, which is also kept for a repetition. Raises RequestError with nothing changed."""
+        check_step(client, step, self._config)
+        client.last_num = step.num
+        client.done_step = max(client.done_step, step.done_step)
+        release_done(self._store.pool, client)
+        out = Outcome()
+        if step.commit:
+            self._commit(client, step.commit, out)
+        if step.reset_draft:
+            self._reset_draft(client, step.reset_draft)
+        for part in step.closes:
+            self._close(client, part)
+        if step.closes and out.remap.rids:
+            out.remap.keep(client.engine.reqs)
+        if step.reserve:
+            deadline = self._store.now + self._config.retract_ms / 1000
+            self._growth.reserve(client, step.reserve, out, deadline)
+        if step.reset_draft:
+            self._refill(client, step.reset_draft, out)
+        if out.no_room is None:
+            self._open(client, step.opens, out)
+        return self._reply(client, step, out)
+
+    def _commit(self, client: Client, part: Commit, out: Outcome) -> None:
+        reqs, advance, page_size = client.engine.reqs, self._publisher.advance, self._store.kinds.page_size
+        for rid, target_len, draft_len, tokens in zip(
+            part.rids, part.target_lens, part.draft_lens, part.tokens, strict=True
+        ):
+            req = reqs[rid]
+            req.tokens += tokens
+            old_target, old_draft = req.target_len, req.draft_len
+            req.target_len, req.draft_len = target_len, draft_len
+            if target_len // page_size > old_target // page_size or draft_len // page_size > old_draft // page_size:
+                advance(client, req, out.remap)
+
+    def _reset_draft(self, client: Client, part: ResetDraft) -> None:
+        for rid in part.rids:
+            self._publisher.reset_draft(client, client.engine.reqs[rid])
+
+    def _refill(self, client: Client, part: ResetDraft, out: Outcome) -> None:
+        for rid in part.rids:
+            req = client.engine.reqs.get(rid)
+            if req is not None and req.missing:
+                self._growth.refill(req, out)
+
+    def _close(self, client: Client, part: Close) -> None:
+        for rid in part.rids:
+            for kind, page in self.end(client.engine.reqs[rid], part.reason):
+                retire(self._store.pool, client, kind, page)
+
+    def end(self, req: Req, reason: str) -> list[tuple[int, int]]:
+        """Take the request out of everything; returns its private pages (kind, page), still blocked."""
+        del req.engine.reqs[req.rid]
+        self._running.remove(req)
+        self._pressure.flagged.pop(req.uid, None)
+        self.num_closes[reason] += 1
+        return self._publisher.close(req)
+
+    def _open(self, client: Client, opens: list[OpenReq], out: Outcome) -> None:
+        for op in opens:
+            answer = self._opening.open(client.engine, op)
+            if isinstance(answer, NoRoom):
+                out.open_no_room = answer
+                return
+            out.opened.append(answer)
+
+    def _reply(self, client: Client, step: Step, out: Outcome) -> Stepped:
+        pool = self._store.pool
+        to_clear, pool.to_clear = pool.to_clear, []
+        reply = out.reply(step.num, to_clear, self._flagged(client), self._config.retract_ms)
+        self.num_steps += 1
+        self.num_no_room += out.no_room is not None
+        client.replies.append(reply)
+        return reply
+
+    def _flagged(self, client: Client) -> list[ReqId]:
+        """Requests of this client that memsvc wants back. One that has become the elder may stay."""
+        flagged = self._pressure.flagged
+        if not flagged:
+            return []
+        elder = self._running.elder
+        if elder is not None and flagged.pop(elder.uid, None):
+            elder.retract_at = 0.0
+        return [req.rid for req in flagged.values() if req.engine is client.engine]

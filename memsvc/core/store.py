@@ -1,0 +1,229 @@
+"""PageStore: frames, tree and eviction queue as one thing. Locks, eviction, and taking pages under a promise."""
+
+from array import array
+
+from memsvc.core.eviction import Entry, EvictionQueue
+from memsvc.core.frames import FramePool
+from memsvc.core.kinds import KindTable
+from memsvc.core.radix import Node, RadixTree, path
+
+
+class PageStore:
+    """Pages of the tree are evictable unless locked: the target's with their node, others one by one.
+
+    A lock on a path is held by open requests and pins; a lock on a draft page only ever by someone
+    who holds the path through it. So a node without a lock has no locked page at all.
+    """
+
+    def __init__(self, kinds: KindTable, pool: FramePool, policy: str) -> None:
+        self.kinds = kinds
+        self.pool = pool
+        self.tree = RadixTree(kinds.page_size, len(kinds.token))
+        self.queue = EvictionQueue(policy)
+        self.now = 0.0
+        """Time of the message that is being handled."""
+        self.num_evicted = [0] * kinds.num_kinds
+
+    # --- locks ---
+
+    def lock_path(self, node: Node) -> None:
+        """Hold the target pages from the root to the end of node."""
+        held: Node | None = node
+        while held is not None and held.parent is not None:
+            held.lock_ref += 1
+            if held.lock_ref == 1:
+                self.lock_first(held)
+            held.last_access = self.now
+            held = held.parent
+
+    def lock_first(self, node: Node) -> None:
+        """The node has got its first lock."""
+        self.pool.block(self.kinds.primary, node.columns[0])
+        self.queue_aux(node)
+
+    def queue_aux(self, node: Node) -> None:
+        """A node with a first lock is no tail any more; its draft pages stay evictable and are queued by themselves."""
+        node.epoch += 1
+        node.tail_entry = 0
+        if node.root.num_aux:
+            self.queue.push_range(node, node.start, node.end, node.last_access)
+
+    def unlock_path(self, node: Node) -> None:
+        """Let go of what lock_path(node) held. The object `node` may have been split above, never below."""
+        held: Node | None = node
+        while held is not None and held.parent is not None:
+            held.lock_ref -= 1
+            held.last_access = self.now
+            assert held.lock_ref >= 0, f"node at page {held.start} unlocked more often than locked"
+            if not held.lock_ref:
+                self.pool.unblock(self.kinds.primary, held.columns[0])
+                if not held.children:
+                    self.queue.push_tail(held)
+            held = held.parent
+        self._join_chains(node)
+
+    def _join_chains(self, node: Node) -> None:
+        """Runs of unlocked nodes with an only child become one node, so that paths stay short."""
+        while node.parent is not None and not node.lock_ref:
+            run: list[Node] = []
+            above = node.parent
+            while above.parent and len(above.children) == 1 and above.last_access <= node.last_access:
+                if above.lock_ref:
+                    break
+                run.append(above)
+                above = above.parent
+            if run:
+                self.tree.absorb_parents(node, run)
+            node = above
+
+    def lock_pages(self, kind: int, pages: list[int]) -> None:
+        """Hold draft pages of the tree; the caller holds the path through them."""
+        refs = self.pool.refs[kind]
+        fresh = []
+        for page in pages:
+            refs[page] += 1
+            if refs[page] == 1:
+                fresh.append(page)
+        self.pool.block(kind, fresh)
+
+    def unlock_pages(self, kind: int, pages: list[int]) -> None:
+        """Let go of draft pages. The caller then names their place with note_unlocked()."""
+        refs, stamp = self.pool.refs[kind], self.pool.stamp[kind]
+        loose = []
+        for page in pages:
+            refs[page] -= 1
+            if not refs[page]:
+                stamp[page] = self.now
+                loose.append(page)
+            assert refs[page] >= 0, f"kind {kind} page {page} unlocked more often than locked"
+        self.pool.unblock(kind, loose)
+
+    def note_unlocked(self, node: Node, low: int, high: int) -> None:
+        """Draft pages [low, high) of the path to node were unlocked: where the path stays locked, queue them."""
+        while node.parent is not None and node.end > low:
+            if node.lock_ref and node.start < high:
+                self.queue.push_range(node, max(low, node.start), min(high, node.end), self.now)
+            node = node.parent
+
+    def split(self, node: Node, num_pages: int) -> Node:
+        """Split a node; returns the upper half."""
+        upper = self.tree.split(node, num_pages)
+        if upper.lock_ref and upper.root.num_aux:
+            self.queue.push_range(upper, upper.start, upper.end, self.now)
+        return upper
+
+    # --- eviction ---
+
+    def evict(self, num_pages: int = 1) -> int:
+        """Free at least one page, at most about num_pages of each token kind. 0 if nothing can go."""
+        while (entry := self.queue.first()) is not None:
+            evict = self._evict_tail if entry.low < 0 else self._evict_range
+            freed = evict(entry, num_pages)
+            if freed:
+                return freed
+        return 0
+
+    def _evict_tail(self, entry: Entry, num_pages: int) -> int:
+        node, parent = entry.node, entry.node.parent
+        assert parent is not None, "a root is never a tail"
+        num_pages = min(num_pages, node.num_pages)
+        if num_pages == node.num_pages:
+            self.queue.pop()
+        freed = 0
+        for column, pages in enumerate(self.tree.truncate(node, num_pages)):
+            freed += self._drop(column, pages, node)
+        if not node.num_pages and parent.parent is not None and not parent.children and not parent.lock_ref:
+            self.queue.push_tail(parent)
+        return freed
+
+    def _drop(self, column: int, pages: "array[int]", node: Node) -> int:
+        kind, num = self.kinds.token[column], 0
+        for page in pages:
+            if page:
+                self.pool.drop(kind, page)
+                num += 1
+        if column:
+            node.root.num_aux -= num
+        self.num_evicted[kind] += num
+        return num
+
+    def _evict_range(self, entry: Entry, num_pages: int) -> int:
+        node, freed = entry.node, 0
+        high = min(entry.high, node.end)
+        for index in range(max(entry.low, node.start), high):
+            freed += self._evict_aux(node, index - node.start, entry.time)
+            if freed >= num_pages:
+                self.queue.narrow(index + 1)
+                return freed
+        self.queue.pop()
+        return freed
+
+    def _evict_aux(self, node: Node, offset: int, time: float) -> int:
+        """Tombstones for the draft pages at one place, if nobody holds them and none was unlocked after time."""
+        freed = 0
+        for column in range(1, len(node.columns)):
+            kind, page = self.kinds.token[column], node.columns[column][offset]
+            if page and not self.pool.refs[kind][page] and self.pool.stamp[kind][page] <= time:
+                node.columns[column][offset] = 0
+                freed += self._drop(column, array("i", [page]), node)
+        return freed
+
+    # --- taking pages ---
+
+    def frames_short(self, pages: list[int]) -> int:
+        """Frames that these pages of each kind need beyond what is spare in frames of their kind."""
+        frames = 0
+        for need, spare, per_frame in zip(pages, self.pool.spare, self.pool.pages_per_frame, strict=True):
+            if need > spare:
+                frames -= (spare - need) // per_frame
+        return frames
+
+    def fits(self, pages: list[int]) -> bool:
+        """Whether eviction can make room for these pages of each kind together."""
+        return self.frames_short(pages) <= self.pool.frames_available
+
+    def take(self, kind: int, owner: int, ahead: list[int]) -> int:
+        """One page, evicting where needed. `ahead` fits now, counts this page, and still fits without it after."""
+        pool = self.pool
+        if not pool.locked_holes.mask[kind]:
+            self._make_room(kind, ahead)
+        ahead[kind] -= 1
+        return pool.take(kind, owner, self.now)
+
+    def _make_room(self, kind: int, ahead: list[int]) -> None:
+        """Evict until a page of the kind can be taken without breaking the promise that `ahead` fits.
+
+        A hole in a locked frame never costs anything. A frame of its own costs one of those that
+        `ahead` may count on, so it is taken only if the count still comes out; else eviction goes
+        on until a page in a locked frame is free, which the promise says will happen.
+        """
+        pool = self.pool
+        while not pool.locked_holes.mask[kind]:
+            if pool.has_hole(kind) and self._frame_to_spare(kind, ahead):
+                return
+            freed = self.evict()
+            assert freed, f"nothing to evict for kind {kind}: ahead {ahead}, spare {pool.spare}"
+
+    def _frame_to_spare(self, kind: int, ahead: list[int]) -> bool:
+        pool = self.pool
+        if ahead[kind] > pool.spare[kind]:
+            return True
+        return self.frames_short(ahead) <= pool.frames_available - 1
+
+    def tree_pages(self, node: Node, num_pages: int) -> list[list[int]]:
+        """The page ids of the first num_pages on the path to node, by column."""
+        columns: list[list[int]] = [[] for _ in self.kinds.token]
+        for part in path(node):
+            for column, pages in zip(columns, part.columns, strict=True):
+                column += pages
+        return [column[:num_pages] for column in columns]
+
+    def window_start(self, kind: int, columns: list[list[int]], num_pages: int) -> int:
+        """First page of the longest run without a tombstone that ends at num_pages, within the kind's window."""
+        window = self.kinds.windows[kind] // self.kinds.page_size
+        first = max(0, num_pages - window) if window else 0
+        tail = columns[self.kinds.token.index(kind)][first:num_pages]
+        if 0 not in tail:
+            return first
+        tail.reverse()
+        return num_pages - tail.index(0)

@@ -1,0 +1,119 @@
+"""One kind's pages of keys and values as strided views into the arena. Nothing is copied or owned here."""
+
+from dataclasses import dataclass
+
+import torch
+
+from memsvc.wire.mem import KindLayout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvShape:
+    """What one page holds: [num_layers, 2 (K, V), page_size, num_kv_heads, head_dim] of dtype."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in all layers, K and V."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KvPool:
+    """Keys and values of one kind. A token's place is a slot: page_id * page_size + offset.
+
+    Page p starts at byte p * kind.stride_bytes of the arena. The views address the arena with 64-bit
+    offsets, so arenas above 2^31 elements are fine. Page 0 is the dummy page: rows that belong
+    nowhere are written there, and whoever reads it must mask what it reads.
+    """
+
+    def __init__(self, arena: torch.Tensor, kind: KindLayout, shape: KvShape) -> None:
+        """arena: uint8 [arena_bytes]. Raises ValueError if kind and shape do not describe the same page."""
+        _check(arena, kind, shape)
+        item = shape.dtype.itemsize
+        self.kind = kind
+        self.shape = shape
+        self.page_size = kind.tokens_per_page
+        self.num_pages = kind.num_pages
+        row = shape.num_kv_heads * shape.head_dim
+        half = self.page_size * row  # elements of K (or V) of one layer of one page
+        stride = kind.stride_bytes // item
+        flat = arena[: arena.numel() // item * item].view(shape.dtype)
+        size = (self.num_pages, shape.num_layers, 2, self.page_size, shape.num_kv_heads, shape.head_dim)
+        strides = (stride, 2 * half, half, row, shape.head_dim, 1)
+        pages = flat.as_strided(size, strides)
+        self._pages = flat.as_strided((self.num_pages, shape.num_layers * 2 * half), (stride, 1))
+        self._k = [pages[:, layer, 0] for layer in range(shape.num_layers)]
+        self._v = [pages[:, layer, 1] for layer in range(shape.num_layers)]
+        self._k_rows = [k.flatten(1) for k in self._k]
+        self._v_rows = [v.flatten(1) for v in self._v]
+
+    def k(self, layer: int) -> torch.Tensor:
+        """Keys of a layer, a view [num_pages, page_size, num_kv_heads, head_dim]."""
+        return self._k[layer]
+
+    def v(self, layer: int) -> torch.Tensor:
+        """Values of a layer, the same form."""
+        return self._v[layer]
+
+    def split(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots int64 [n] as page ids and offsets, for write_at: done once a forward, not once a layer."""
+        return slots // self.page_size, slots % self.page_size
+
+    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store k, v [n, num_kv_heads, head_dim] of n tokens at slots int64 [n]."""
+        self.write_at(layer, self.split(slots), k, v)
+
+    def write_at(self, layer: int, place: tuple[torch.Tensor, torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        """write, with the slots already split."""
+        self._k[layer].index_put_(place, k)
+        self._v[layer].index_put_(place, v)
+
+    def gather(
+        self, layer: int, page_table: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the pages of page_table int [n, p]: k and v, each [n, p * page_size, num_kv_heads, head_dim].
+
+        Slots past a request's length hold whatever was there, NaN included. out: two contiguous
+        tensors of that form to copy into, so that a forward's layers share one piece of scratch.
+        """
+        n, p = page_table.shape
+        ids = page_table.reshape(-1)
+        if out is None:
+            form = (n, p * self.page_size, self.shape.num_kv_heads, self.shape.head_dim)
+            like = torch.empty(form, dtype=self.shape.dtype, device=self._pages.device)
+            out = like, torch.empty_like(like)
+        torch.index_select(self._k_rows[layer], 0, ids, out=out[0].view(n * p, -1))
+        torch.index_select(self._v_rows[layer], 0, ids, out=out[1].view(n * p, -1))
+        return out
+
+    def zero_pages(self, page_ids: list[int]) -> None:
+        """Clear pages in all layers: what memsvc lists as coming from another kind."""
+        if page_ids:
+            ids = torch.tensor(page_ids, dtype=torch.int64, device=self._pages.device)
+            self._pages.index_fill_(0, ids, 0)
+
+
+def _check(arena: torch.Tensor, kind: KindLayout, shape: KvShape) -> None:
+    if arena.dtype != torch.uint8 or arena.dim() != 1:
+        raise ValueError(f"the arena must be uint8 [bytes], got {arena.dtype} {list(arena.shape)}")
+    if kind.tokens_per_page <= 0:
+        raise ValueError(f"kind {kind.name} holds no tokens (tokens_per_page {kind.tokens_per_page})")
+    want = shape.token_bytes * kind.tokens_per_page
+    if kind.page_bytes != want:
+        raise ValueError(
+            f"kind {kind.name} has pages of {kind.page_bytes} bytes, but {kind.tokens_per_page} tokens of "
+            f"{shape.num_layers} layers x 2 x {shape.num_kv_heads} heads x {shape.head_dim} x {shape.dtype} need {want}"
+        )
+    item = shape.dtype.itemsize
+    if kind.stride_bytes < kind.page_bytes or kind.stride_bytes % item:
+        raise ValueError(
+            f"kind {kind.name} has a page stride of {kind.stride_bytes} bytes: less than a page of "
+            f"{kind.page_bytes}, or not a multiple of {item}"
+        )
+    end = (kind.num_pages - 1) * kind.stride_bytes + kind.page_bytes
+    if kind.num_pages < 1 or end > arena.numel():
+        raise ValueError(f"kind {kind.name}: {kind.num_pages} pages end at byte {end}, the arena has {arena.numel()}")

@@ -1,0 +1,81 @@
+"""The few layers that target and draft models are made of. Plain tensors, no module tree."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from memsvc.device.packed import is_packable, pack, packed_linear
+from memsvc.device.rope import Rotary
+
+__all__ = ["ACTIVATIONS", "GatedMlp", "Linear", "RMSNorm", "Rotary", "activation"]
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function config.json calls hidden_act. Raises ValueError with the known names."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"hidden_act {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class RMSNorm:
+    """weight * x / sqrt(mean(x^2) + eps) over the last dimension, statistics in float32.
+
+    The normed value is rounded to x's dtype before the weight multiplies it, as the published models do.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        variance = wide.pow(2).mean(-1, keepdim=True)
+        return self.weight * (wide * torch.rsqrt(variance + self.eps)).to(x.dtype)
+
+
+class Linear:
+    """x W^T + b with weight [out, in]; x [n, in]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.is_packed = False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_packed:
+            return packed_linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+    def pack(self) -> "Linear":
+        """Lay the weight out once for the CPU's matrix units, as every call would otherwise do; returns self.
+
+        `weight` is opaque from here on. Does nothing where there is no faster layout. Measured on
+        576 x 3072, one core: bfloat16 takes 200 instead of 300 us up to 32 rows; float32 half the time from 8
+        rows on, and its rows come out the same whatever else is in the batch, single rows apart.
+        """
+        if not self.is_packed and is_packable(self.weight):
+            self.weight = pack(self.weight)
+            self.is_packed = True
+        return self
+
+
+class GatedMlp:
+    """down(act(gate x) * (up x)); gate and up are one matrix, gate's rows first."""
+
+    def __init__(self, gate_up: Linear, down: Linear, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.act = act
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.act(gate) * up)

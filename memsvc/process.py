@@ -1,0 +1,90 @@
+"""What every process does at its edges: die with its parent, log, stop on SIGTERM, say that it serves."""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from memsvc.wire.codec import encode
+from memsvc.wire.control import Fatal, Ready
+from memsvc.wire.links import ALL_LAUNCH
+
+_PR_SET_PDEATHSIG = 1
+_ANNOUNCE_LINGER_MS = 2000
+
+
+def die_with_parent(parent_pid: int = 0) -> None:
+    """Have the kernel send SIGTERM to this process when the thread that started it ends.
+
+    parent_pid is the parent as the caller knows it (0: the parent now). If that process is gone
+    already, this one exits at once with status 1. Raises OSError where prctl is not allowed.
+    """
+    expected = parent_pid or os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
+    # A parent that died before prctl sends no signal any more, so look once after it.
+    if os.getppid() != expected:
+        raise SystemExit(1)
+
+
+def setup_logging(role: str, level: str = "INFO") -> None:
+    """Send all logs to stderr in the one format of the project: time, role, level, message."""
+    formatter = logging.Formatter(
+        f"%(asctime)s.%(msecs)03dZ {role} %(levelname)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def install_sigterm(callback: Callable[[], object]) -> None:
+    """Call callback on SIGTERM, and on Ctrl-C for a process run by hand.
+
+    Inside a running asyncio loop the callback runs in the loop; otherwise in the main thread between
+    two byte codes, so there it should do no more than set a flag (see StopFlag).
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: callback())
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, callback)
+
+
+class StopFlag:
+    """A flag with a file descriptor: a blocking poll that watches fd wakes when the flag is set."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.is_set = False
+
+    def set(self) -> None:
+        """Safe in a signal handler and from other threads; fd stays readable from now on."""
+        self.is_set = True
+        os.eventfd_write(self.fd, 1)
+
+    def close(self) -> None:
+        """Give the descriptor back. The flag must not be set after this."""
+        os.close(self.fd)
+
+
+def announce(run_dir: Path, msg: Ready | Fatal) -> None:
+    """Tell the supervisor of run_dir. Blocks at most two seconds, and only if nobody listens there."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.setsockopt(zmq.LINGER, _ANNOUNCE_LINGER_MS)
+        socket.setsockopt(zmq.SNDTIMEO, _ANNOUNCE_LINGER_MS)
+        socket.connect(ALL_LAUNCH.endpoint(run_dir))
+        socket.send(encode(msg))

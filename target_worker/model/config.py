@@ -1,0 +1,192 @@
+"""What a target is, as its folder says it. No torch here: launch imports this file."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memsvc.device.hf_config import (
+    RopeSpec,
+    get_bool,
+    get_float,
+    get_int,
+    max_positions,
+    read_config,
+    read_json,
+    rope_spec,
+)
+from memsvc.wire.mem import KindSpec
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+TARGET_KV = "target_kv"
+
+_SAMPLE_BYTES = 1 << 16
+_NUM_SAMPLES = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetShape:
+    """A decoder-only target's config with every default resolved."""
+
+    architecture: str
+    """One of ARCHITECTURES."""
+    num_layers: int
+    """Decoder layers."""
+    hidden_size: int
+    """Width of the residual stream."""
+    intermediate_size: int
+    """Width of the MLP."""
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key and value heads."""
+    head_dim: int
+    """The same for Q, K and V."""
+    vocab_size: int
+    """Rows of the embedding and of the head."""
+    rms_norm_eps: float
+    """Epsilon of every norm."""
+    hidden_act: str
+    """Activation of the MLP, as config.json names it."""
+    tie_word_embeddings: bool
+    """The head is the embedding."""
+    qkv_bias: bool
+    """q, k and v projections have a bias."""
+    o_bias: bool
+    """The output projection of attention has one."""
+    mlp_bias: bool
+    """The MLP's projections have one."""
+    qk_norm: bool
+    """Each head of q and k is normed before rotation."""
+    rope: RopeSpec
+    """Rotary embedding."""
+    max_positions: int
+    """Longest context the model can serve."""
+    eos_ids: tuple[int, ...]
+    """End-of-sequence ids of config.json and generation_config.json, ascending."""
+    stored_dtype: str
+    """dtype that the checkpoint says it has, empty if it says nothing."""
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> "TargetShape":
+        """Read a Hugging Face folder. Raises ValueError naming what is missing, odd or not supported."""
+        folder = Path(path)
+        config = read_config(folder)
+        generation = folder / "generation_config.json"
+        extra = read_json(generation) if generation.is_file() else {}
+        try:
+            return cls.from_json(config, extra)
+        except ValueError as exc:
+            raise ValueError(f"{folder / 'config.json'}: {exc}") from exc
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any], generation: dict[str, Any]) -> "TargetShape":
+        """The shape that a parsed config.json and generation_config.json (or {}) describe."""
+        architecture = _architecture(config)
+        _refuse_unsupported(config)
+        hidden_size = get_int(config, "hidden_size")
+        num_heads = get_int(config, "num_attention_heads")
+        num_kv_heads = get_int(config, "num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} key-value heads")
+        is_qwen2, is_qwen3 = architecture == "Qwen2ForCausalLM", architecture == "Qwen3ForCausalLM"
+        head_dim = get_int(config, "head_dim", 128 if is_qwen3 else hidden_size // num_heads)
+        attention_bias = get_bool(config, "attention_bias", False)
+        rope = rope_spec(config, head_dim)
+        return cls(
+            architecture=architecture,
+            num_layers=get_int(config, "num_hidden_layers"),
+            hidden_size=hidden_size,
+            intermediate_size=get_int(config, "intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            vocab_size=get_int(config, "vocab_size"),
+            rms_norm_eps=get_float(config, "rms_norm_eps", 1e-6),
+            hidden_act=config.get("hidden_act") or "silu",
+            tie_word_embeddings=get_bool(config, "tie_word_embeddings", False),
+            qkv_bias=is_qwen2 or attention_bias,
+            o_bias=attention_bias and not is_qwen2,
+            mlp_bias=get_bool(config, "mlp_bias", False) and architecture == "LlamaForCausalLM",
+            qk_norm=is_qwen3,
+            rope=rope,
+            max_positions=max_positions(config, rope),
+            eos_ids=_eos_ids(config, generation),
+            stored_dtype=_stored_dtype(config),
+        )
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+    def resolve_dtype(self, dtype: str) -> str:
+        """auto becomes the checkpoint's dtype. Raises ValueError if there is none or it is not supported."""
+        name = self.stored_dtype if dtype == "auto" else dtype
+        if not name:
+            raise ValueError("config.json names no dtype; say bfloat16 or float32")
+        if name not in DTYPE_BYTES:
+            raise ValueError(f"dtype {name!r} is not supported; supported are auto, {', '.join(DTYPE_BYTES)}")
+        return name
+
+
+def kind_specs(shape: TargetShape, page_size: int, dtype: str) -> list[KindSpec]:
+    """The kinds this target needs: one page of target_kv holds page_size tokens of all layers."""
+    item = DTYPE_BYTES[shape.resolve_dtype(dtype)]
+    token_bytes = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * item
+    return [KindSpec(name=TARGET_KV, page_bytes=page_size * token_bytes, tokens_per_page=page_size)]
+
+
+def fingerprint(path: str | Path, dtype: str, load_format: str = "auto") -> str:
+    """Names model and dtype: cached KV of another fingerprint is of no use.
+
+    Covers config.json, and of each safetensors file its name, its size and sixteen samples of 64 KiB.
+    """
+    folder = Path(path)
+    digest = hashlib.sha256(f"{dtype} {load_format}\n".encode())
+    digest.update((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")) if load_format != "dummy" else []:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as stream:
+            for i in range(_NUM_SAMPLES):
+                stream.seek(max(0, size - _SAMPLE_BYTES) * i // (_NUM_SAMPLES - 1))
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures") or []
+    for name in names:
+        if name in ARCHITECTURES:
+            return name
+    raise ValueError(f"architectures {names} is not supported; supported are {', '.join(ARCHITECTURES)}")
+
+
+def _refuse_unsupported(config: dict[str, Any]) -> None:
+    if config.get("quantization_config"):
+        raise ValueError("quantization_config is set; quantised checkpoints are not supported")
+    layer_types = config.get("layer_types") or []
+    sliding = config.get("use_sliding_window") and config.get("sliding_window")
+    if sliding and not layer_types:
+        sliding = get_int(config, "num_hidden_layers") > (config.get("max_window_layers") or 0)
+    odd = sorted({name for name in layer_types if name != "full_attention"})
+    if odd or (sliding and not layer_types):
+        what = f"layer_types {odd}" if odd else f"sliding_window {config['sliding_window']}"
+        raise ValueError(f"{what} is not supported; the target's layers must all be full_attention")
+
+
+def _eos_ids(*configs: dict[str, Any]) -> tuple[int, ...]:
+    ids: set[int] = set()
+    for config in configs:
+        value = config.get("eos_token_id")
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    if not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise ValueError(f"eos_token_id must be token ids, got {sorted(map(str, ids))}")
+    return tuple(sorted(ids))
+
+
+def _stored_dtype(config: dict[str, Any]) -> str:
+    name = config.get("dtype") or config.get("torch_dtype") or ""
+    return str(name).removeprefix("torch.")

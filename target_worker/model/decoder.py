@@ -1,0 +1,82 @@
+"""The decoder: Llama, Qwen2 and Qwen3 differ in biases and in the norm of q and k, nothing else."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from memsvc.device.layers import GatedMlp, Linear, RMSNorm
+from memsvc.device.rope import Rotary
+from target_worker.model.config import TargetShape
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""attend(layer, q [n, heads, d], k [n, kv_heads, d], v) -> [n, heads * d]; it also stores k and v."""
+
+Tap = Callable[[int, torch.Tensor], None]
+"""tap(layer, x [n, hidden]): the residual stream after that layer. x is overwritten later: copy it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Weights of one layer. qkv is one matrix: all q heads, then k, then v."""
+
+    input_norm: RMSNorm
+    qkv: Linear
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
+    o: Linear
+    post_norm: RMSNorm
+    mlp: GatedMlp
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """The network without its memory: attention over earlier tokens is passed in."""
+
+    shape: TargetShape
+    embedding: torch.Tensor
+    """[vocab, hidden]"""
+    layers: list[DecoderLayer]
+    norm: RMSNorm
+    head: Linear
+    rotary: Rotary
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.device
+
+    def hidden(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, tap: Tap | None = None
+    ) -> torch.Tensor:
+        """Residual stream [n, hidden] after all layers, before the final norm, of n tokens (int64 [n] each)."""
+        x = F.embedding(token_ids, self.embedding)
+        tables = self.rotary.tables(positions, x.dtype)
+        for i, layer in enumerate(self.layers):
+            q, k, v = self._qkv(layer, layer.input_norm(x), tables)
+            x += layer.o(attend(i, q, k, v))
+            x += layer.mlp(layer.post_norm(x))
+            if tap is not None:
+                tap(i, x)
+        return x
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [m, vocab] of rows x [m, hidden] of `hidden`."""
+        return self.head(self.norm(x)).float()
+
+    def _qkv(
+        self, layer: DecoderLayer, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        heads, kv_heads = self.shape.num_heads, self.shape.num_kv_heads
+        qkv = layer.qkv(x).view(x.shape[0], heads + 2 * kv_heads, self.shape.head_dim)
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qk = torch.cat((layer.q_norm(qk[:, :heads]), layer.k_norm(qk[:, heads:])), dim=1)
+        qk = self.rotary.rotate(qk, tables)
+        return qk[:, :heads], qk[:, heads:], v

@@ -1,0 +1,64 @@
+"""What the next forward computes: every decoding request's block, and prompt chunks in the rest of the rows."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from target_worker.config import TargetConfig
+from target_worker.req import Phase, Req
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """decode: requests with a block of 1 + k rows. chunks: prompt tokens to compute, by request."""
+
+    decode: list[Req] = field(default_factory=list)
+    chunks: dict[Req, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.decode or self.chunks)
+
+    def reqs(self) -> list[Req]:
+        """Everyone in it."""
+        return [*self.decode, *self.chunks]
+
+    def drop(self, reqs: Iterable[Req]) -> None:
+        """Take requests out that no longer run."""
+        gone = set(reqs)
+        self.decode = [req for req in self.decode if req not in gone]
+        self.chunks = {req: num for req, num in self.chunks.items() if req not in gone}
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans one forward ahead, since slots for it are asked for while the one before it runs."""
+
+    config: TargetConfig
+
+    def after(self, plan: StepPlan, running: Iterable[Req]) -> StepPlan:
+        """The forward after `plan`, as if nobody finished in it. Requests keep their order of arrival."""
+        following = StepPlan()
+        prefill: list[tuple[Req, int]] = []
+        for req in running:
+            left = req.extend_len - plan.chunks.get(req, 0)
+            if req.phase is Phase.DECODE or (req.phase is Phase.PREFILL and left == 0):
+                following.decode.append(req)
+            elif req.phase is Phase.PREFILL:
+                prefill.append((req, left))
+        budget = self.config.max_step_rows - len(following.decode) * self.config.block_size
+        for req, left in prefill:
+            num = min(left, budget)
+            if num <= 0:
+                break
+            following.chunks[req] = num
+            budget -= num
+        return following
+
+    def slots_needed(self, req: Req, plan: StepPlan, following: StepPlan) -> int:
+        """Tokens from position 0 on that must have slots before `following` runs, `plan` still in flight."""
+        length = req.computed_len
+        for step in (plan, following):
+            if req in step.chunks:
+                length += step.chunks[req]
+            elif req in step.decode:
+                length += self.config.block_size
+        return min(length, req.end_len)

@@ -1,0 +1,129 @@
+"""One forward over a batch of prompt chunks and verify blocks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from memsvc.device.kv_pool import KvPool
+from memsvc.device.page_table import PageTables
+from target_worker.attention import PagedAttention, Span
+from target_worker.model.decoder import Decoder
+
+
+@dataclass(slots=True)
+class Segment:
+    """Tokens [start, start + len(token_ids)) of a request; logits are wanted for its last num_logits rows."""
+
+    table_row: int
+    """The request's row in the page tables; its pages must cover all tokens up to the last of these."""
+    start: int
+    token_ids: list[int]
+    num_logits: int
+
+
+class Runner:
+    """Runs the model over the pool. Everything about the batch is passed in; nothing is kept between calls."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        pool: KvPool,
+        tables: PageTables,
+        feature_out: torch.Tensor | None = None,
+        tap_layers: list[int] | None = None,
+    ) -> None:
+        """feature_out [max_rows, len(tap_layers) * hidden] takes the features of row r of a forward at row r."""
+        self.model = model
+        self.pool = pool
+        self.tables = tables
+        self.tap_layers = list(tap_layers or [])
+        self.feature_out = feature_out
+        self._check()
+
+    def _check(self) -> None:
+        shape = self.model.shape
+        odd = [layer for layer in self.tap_layers if not 0 <= layer < shape.num_layers]
+        if odd:
+            raise ValueError(f"taps at layers {odd}, but the target has layers 0 to {shape.num_layers - 1}")
+        if self.tap_layers and self.feature_out is None:
+            raise ValueError(f"taps at layers {self.tap_layers} and no tensor to write them to")
+        if self.feature_out is not None:
+            want = (len(self.tap_layers) * shape.hidden_size, self.model.dtype)
+            if (self.feature_out.shape[1], self.feature_out.dtype) != want:
+                raise ValueError(
+                    f"feature_out has rows of {self.feature_out.shape[1]} x {self.feature_out.dtype}, "
+                    f"{len(self.tap_layers)} taps need {want[0]} x {want[1]}"
+                )
+        kv = self.pool.shape
+        if (kv.num_layers, kv.num_kv_heads, kv.head_dim) != (shape.num_layers, shape.num_kv_heads, shape.head_dim):
+            raise ValueError(
+                f"the pool holds {kv}, the target has {shape.num_layers} layers of {shape.num_kv_heads} heads"
+            )
+
+    @torch.inference_mode()
+    def forward(self, segments: list[Segment]) -> torch.Tensor:
+        """float32 [sum of num_logits, vocab], in the order of the segments.
+
+        Writes K and V of every row to its slot, and features of row r, counted over all segments, to
+        feature_out[r]. Tokens of a request may be spread over several segments: a layer's K and V are
+        all written before any row reads them.
+        """
+        token_ids, positions, rows = self._flatten(segments)
+        device = self.model.device
+        place = self.pool.split(self.tables.slots_at(rows, positions))
+        attention = PagedAttention(self.pool, self.tables, _spans(segments), self.model.shape.num_heads)
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            self.pool.write_at(layer, place, k, v)
+            return attention.run(layer, q)
+
+        x = self.model.hidden(
+            torch.from_numpy(token_ids).to(device),
+            torch.from_numpy(positions).to(device),
+            attend,
+            self._tap if self.tap_layers else None,
+        )
+        return self.model.logits(x[_wanted(segments).to(device)])
+
+    def _flatten(self, segments: list[Segment]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Token ids, positions and table rows of all rows, int64."""
+        lens = [len(segment.token_ids) for segment in segments]
+        if not segments or min(lens) == 0:
+            raise ValueError(f"a forward needs segments of at least one token, got {lens}")
+        token_ids = np.concatenate([np.asarray(segment.token_ids, dtype=np.int64) for segment in segments])
+        if token_ids.min() < 0 or token_ids.max() >= self.model.shape.vocab_size:
+            raise ValueError(
+                f"token ids {token_ids.min()} to {token_ids.max()} in a vocabulary of {self.model.shape.vocab_size}"
+            )
+        if self.feature_out is not None and len(token_ids) > len(self.feature_out):
+            raise ValueError(f"a forward of {len(token_ids)} rows, features have room for {len(self.feature_out)}")
+        positions = np.concatenate([np.arange(s.start, s.start + n) for s, n in zip(segments, lens, strict=True)])
+        return token_ids, positions, np.repeat([segment.table_row for segment in segments], lens)
+
+    def _tap(self, layer: int, x: torch.Tensor) -> None:
+        if layer in self.tap_layers:
+            assert self.feature_out is not None
+            width = x.shape[1]
+            place = self.tap_layers.index(layer) * width
+            self.feature_out[: x.shape[0], place : place + width] = x
+
+
+def _spans(segments: list[Segment]) -> list[Span]:
+    spans, first = [], 0
+    for segment in segments:
+        spans.append(Span(segment.table_row, segment.start, len(segment.token_ids), first))
+        first += len(segment.token_ids)
+    return spans
+
+
+def _wanted(segments: list[Segment]) -> torch.Tensor:
+    """Rows whose logits are wanted, int64."""
+    rows, first = [], 0
+    for segment in segments:
+        end = first + len(segment.token_ids)
+        if not 0 <= segment.num_logits <= len(segment.token_ids):
+            raise ValueError(f"{segment.num_logits} logits of a segment of {len(segment.token_ids)} tokens")
+        rows.extend(range(end - segment.num_logits, end))
+        first = end
+    return torch.tensor(rows, dtype=torch.int64)

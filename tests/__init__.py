@@ -1,0 +1,1 @@
+"""Tests, load generator and benchmarks."""

@@ -1,0 +1,212 @@
+"""A real supervisor over tiny fake processes: start order, restarts, stops, and what is left behind (nothing)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ALL = ("memsvc", "draft", "target", "tokenizer", "front")
+WAIT_S = 20.0
+
+
+class Launch:
+    """A supervisor process and the events that its children wrote down."""
+
+    def __init__(self, run_dir: Path, *args: str) -> None:
+        self.run_dir = run_dir
+        command = [sys.executable, "-m", "tests.support.fake_launch", str(run_dir), *args]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def expect_line(self, line: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == line, self.errors()
+
+    def events(self) -> list[str]:
+        file = self.run_dir / "events"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def pid(self, role: str) -> int:
+        ready = [event for event in self.events() if event.startswith(f"{role} ready")]
+        return int(ready[-1].split()[-1])
+
+    def errors(self) -> str:
+        assert self.process.stderr is not None
+        self.process.kill()
+        return self.process.stderr.read()
+
+    def end(self) -> tuple[int, str]:
+        _out, errors = self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode, errors
+
+
+@contextmanager
+def launched(run_dir: Path, *args: str) -> Iterator[Launch]:
+    launch = Launch(run_dir, *args)
+    try:
+        yield launch
+    finally:
+        launch.process.kill()
+        launch.process.communicate()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds; the test's own timeout ends one that never does."""
+    while not condition():
+        time.sleep(0.01)
+
+
+def index_of(events: list[str], start: str) -> int:
+    return next(i for i, event in enumerate(events) if event.startswith(start))
+
+
+def test_processes_start_in_order_and_stop_in_order_on_ctrl_c(tmp_path: Path) -> None:
+    with launched(tmp_path, *ALL) as launch:
+        launch.expect_line("all up first")
+        started = launch.events()
+        for earlier, later in (("memsvc", "draft"), ("memsvc", "tokenizer"), ("draft", "target"), ("memsvc", "front")):
+            assert index_of(started, f"{earlier} ready") < index_of(started, f"{later} start")
+        wait_for(lambda: len([e for e in launch.events() if "PeerUp" in e]) == 4)
+        launch.process.send_signal(signal.SIGINT)
+        status, _errors = launch.end()
+        assert status == 0
+        stopped = [event.split()[0] for event in launch.events() if event.endswith("stopped")]
+        assert stopped == ["front", "tokenizer", "target", "draft", "memsvc"]
+
+
+def test_sigterm_stops_as_ctrl_c_does_and_without_draft(tmp_path: Path) -> None:
+    with launched(tmp_path, "memsvc", "target", "tokenizer", "front") as launch:
+        launch.expect_line("all up first")
+        launch.process.terminate()
+        assert launch.end()[0] == 0
+        assert not any(event.startswith("draft") for event in launch.events())
+
+
+def test_a_deaf_process_is_killed_after_its_grace_time(tmp_path: Path) -> None:
+    with launched(tmp_path, "memsvc", "target=deaf", "tokenizer", "front", "--grace", "0.2") as launch:
+        launch.expect_line("all up first")
+        target = psutil.Process(launch.pid("target"))
+        launch.process.terminate()
+        status, errors = launch.end()
+        assert status == 0
+        assert "kill role=target" in errors
+        assert not target.is_running()
+
+
+def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+    with launched(tmp_path, "memsvc", "target=deaf", "tokenizer", "front", "--grace", "600") as launch:
+        launch.expect_line("all up first")
+        launch.process.send_signal(signal.SIGINT)
+        wait_for(lambda: "tokenizer stopped" in launch.events())
+        launch.process.send_signal(signal.SIGINT)
+        assert launch.end()[0] == 0
+
+
+@pytest.mark.parametrize("role", ["tokenizer", "target", "draft"])
+def test_one_process_that_dies_is_restarted_alone(tmp_path: Path, role: str) -> None:
+    with launched(tmp_path, *ALL) as launch:
+        launch.expect_line("all up first")
+        others = {other: launch.pid(other) for other in ALL if other != role}
+        os.kill(launch.pid(role), signal.SIGKILL)
+        launch.expect_line("all up again")
+        assert {other: launch.pid(other) for other in others} == others
+        wait_for(lambda: f"front PeerUp {role} 2" in launch.events())
+        told = [event for event in launch.events() if event.startswith("front Peer") and f" {role}" in event]
+        assert told == [f"front PeerUp {role} 1", f"front PeerDown {role}", f"front PeerUp {role} 2"]
+        launch.process.terminate()
+        assert launch.end()[0] == 0
+
+
+def test_when_the_memory_service_dies_its_workers_restart_and_the_tokenizer_stays(tmp_path: Path) -> None:
+    with launched(tmp_path, *ALL) as launch:
+        launch.expect_line("all up first")
+        kept = {role: launch.pid(role) for role in ("tokenizer", "front")}
+        os.kill(launch.pid("memsvc"), signal.SIGKILL)
+        launch.expect_line("all up again")
+        events = launch.events()
+        again = len(events) - 1 - index_of(events[::-1], "memsvc start")
+        for role in ("target", "draft"):
+            assert events.index(f"{role} stopped") < again
+            assert [event for event in events if event.startswith(f"{role} start")] == [f"{role} start"] * 2
+        assert {role: launch.pid(role) for role in kept} == kept
+        wait_for(lambda: "front PeerUp target 2" in launch.events())
+        told = [event for event in launch.events() if event.startswith("front PeerDown")]
+        assert sorted(told) == [f"front PeerDown {role}" for role in ("draft", "memsvc", "target")]
+        launch.process.terminate()
+        assert launch.end()[0] == 0
+
+
+def test_a_new_front_is_told_what_serves(tmp_path: Path) -> None:
+    with launched(tmp_path, *ALL) as launch:
+        launch.expect_line("all up first")
+        wait_for(lambda: len([e for e in launch.events() if "PeerUp" in e]) == 4)
+        before = len(launch.events())
+        os.kill(launch.pid("front"), signal.SIGKILL)
+        launch.expect_line("all up again")
+        wait_for(lambda: len([e for e in launch.events()[before:] if "PeerUp" in e]) == 4)
+        told = sorted(event for event in launch.events()[before:] if "Peer" in event)
+        assert told == [f"front PeerUp {role} 1" for role in ("draft", "memsvc", "target", "tokenizer")]
+        launch.process.terminate()
+        assert launch.end()[0] == 0
+
+
+def test_a_process_that_keeps_failing_stops_everything_with_one_line(tmp_path: Path) -> None:
+    with launched(tmp_path, "memsvc", "target", "tokenizer=2:crash", "front") as launch:
+        launch.expect_line("all up first")
+        os.kill(launch.pid("tokenizer"), signal.SIGKILL)
+        status, errors = launch.end()
+        assert status == 1
+        last = errors.splitlines()[-1]
+        assert "CRITICAL" in last
+        assert "tokenizer: ended with status 7, for the 3. time within 60 s" in last
+        assert {"memsvc stopped", "target stopped", "front stopped"} <= set(launch.events())
+
+
+def test_a_fatal_message_stops_everything_and_is_the_last_line(tmp_path: Path) -> None:
+    with launched(tmp_path, "memsvc", "target=fatal", "tokenizer", "front") as launch:
+        status, errors = launch.end()
+        assert status == 1
+        assert "target: the model has no layers" in errors.splitlines()[-1]
+
+
+def test_a_process_that_fails_before_it_was_ever_ready_is_not_tried_again(tmp_path: Path) -> None:
+    with launched(tmp_path, "memsvc", "target=crash", "tokenizer", "front") as launch:
+        status, errors = launch.end()
+        assert status == 1
+        assert "target: ended with status 7 before it was ready" in errors.splitlines()[-1]
+        assert launch.events().count("target start") == 1
+
+
+def test_a_process_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+    with launched(tmp_path, "memsvc=mute", "target", "tokenizer", "front", "--ready-limit", "0.5") as launch:
+        status, errors = launch.end()
+        assert status == 1
+        assert "memsvc: not ready after 0.5 s" in errors.splitlines()[-1]
+
+
+def test_killing_the_supervisor_leaves_no_orphans(tmp_path: Path) -> None:
+    with launched(tmp_path, *ALL) as launch:
+        launch.expect_line("all up first")
+        children = [psutil.Process(launch.pid(role)) for role in ALL]
+        launch.process.kill()
+        gone, alive = psutil.wait_procs(children, timeout=WAIT_S)
+        assert (len(gone), alive) == (5, [])
+
+
+def test_killing_the_supervisor_while_it_starts_leaves_no_orphans(tmp_path: Path) -> None:
+    with launched(tmp_path, *ALL) as launch:
+        supervisor = psutil.Process(launch.process.pid)
+        wait_for(lambda: bool(supervisor.children()))
+        children = supervisor.children()
+        launch.process.kill()
+        _gone, alive = psutil.wait_procs(children, timeout=WAIT_S)
+        assert alive == []

@@ -1,0 +1,289 @@
+"""A target worker without torch models, threads or sockets: real scheduler, real memory manager, toy model.
+
+The toy model's KV of a token is the token itself, kept per (page, offset). Its next token is a hash of
+everything it reads through the page table, so a page that was freed, swapped or overwritten too early
+changes the text. The toy draft keeps its own pages the same way and checks what it finds there.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+from memsvc.core.config import PoolConfig
+from memsvc.core.manager import MemoryManager
+from memsvc.device.page_table import PageTables
+from memsvc.registration import Registration, StepParts
+from memsvc.wire import links
+from memsvc.wire.base import WIRE_VERSION, FinishReason, PageId, ReqId, pack_tokens
+from memsvc.wire.codec import decoder, encode
+from memsvc.wire.mem import KindSpec, Register, Renew, Stepped
+from memsvc.wire.text import Abort, Admit, EngineStats, Sampling
+from target_worker.config import TargetConfig
+from target_worker.mem_link import MemLink
+from target_worker.plan import StepPlan
+from target_worker.req import FeatureRows, Req
+from target_worker.scheduler import Links, Scheduler
+from target_worker.trace import StepTrace
+
+VOCAB = 1000
+EOS = 7
+TARGET_PAGE_BYTES = 1024
+DRAFT_PAGE_BYTES = 256
+
+
+def next_token(tokens: list[int]) -> int:
+    """What the toy model says after these tokens."""
+    digest = hashlib.blake2b(pack_tokens(tokens), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % VOCAB
+
+
+def continuation(tokens: list[int], num: int) -> list[int]:
+    """The answer of at most num tokens, ended by EOS."""
+    out: list[int] = []
+    while len(out) < num and (not out or out[-1] != EOS):
+        out.append(next_token(tokens + out))
+    return out
+
+
+class ToyClient:
+    """MemoryClient over a manager in this process; every message goes through the codec."""
+
+    def __init__(self, manager: MemoryManager, engine: str) -> None:
+        self.manager = manager
+        self._registration = Registration()
+        self._reply = b""
+        kinds = [kind.name for kind in manager.layout.kinds]
+        self.registered = self._registration.began(
+            self._call(Register(WIRE_VERSION, engine, "target", kinds, "toy", 0))
+        )
+
+    def _call(self, msg):
+        request = decoder(links.MEM.there).decode(encode(msg))
+        return decoder(links.MEM.back).decode(encode(self.manager.handle(request)))
+
+    def begin_step(self, parts: StepParts) -> None:
+        self._reply = self._call(self._registration.make_step(parts))
+
+    def finish_step(self) -> Stepped:
+        return self._registration.stepped(self._reply)
+
+    def renew(self) -> None:
+        self._call(Renew(self._registration.epoch))
+
+
+class ToyText:
+    """Collects what goes out and insists on one terminal message for each request."""
+
+    def __init__(self) -> None:
+        self.inbox: list = []
+        self.tokens: dict[ReqId, list[int]] = {}
+        self.finished: dict[ReqId, FinishReason] = {}
+        self.failed: dict[ReqId, str] = {}
+        self.usages: dict = {}
+        self.stats: EngineStats | None = None
+
+    def receive(self, _timeout_s: float) -> list:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def add(self, req: Req, tokens: list[int]) -> None:
+        assert req.rid not in self.finished, f"rid {req.rid} gets tokens after its end"
+        self.tokens.setdefault(req.rid, []).extend(tokens)
+        if req.finish:
+            self.finished[req.rid] = req.finish
+            self.usages[req.rid] = req.usage()
+
+    def fail(self, rid: ReqId, kind: str, message: str) -> None:
+        assert rid not in self.finished
+        self.finished[rid] = FinishReason.ERROR
+        self.failed[rid] = f"{kind}: {message}"
+
+    def flush(self) -> None:
+        pass
+
+    def send_stats(self, stats: EngineStats, *, idle: bool) -> None:
+        self.stats = stats
+
+
+class ToySpec:
+    """SpecLink with the right continuation (every wrong_every-th draft is wrong) and draft pages to check."""
+
+    def __init__(self, page_size: int, num_drafts: int, wrong_every: int, *, has_pages: bool) -> None:
+        self.is_up = True
+        self.last = None
+        self.memory: dict[tuple[int, int], int] = {}
+        self.num_context_tokens = 0
+        self._page_size = page_size
+        self._k = num_drafts
+        self._wrong_every = wrong_every
+        self._has_pages = has_pages
+        self._known: set[ReqId] = set()
+        self._came_back = False
+        self._calls = 0
+
+    def die(self) -> None:
+        self.is_up = False
+        self._known.clear()
+
+    def come_back(self) -> None:
+        self._came_back = not self.is_up
+
+    def poll(self) -> bool:
+        if self._came_back:
+            self.is_up, self._came_back = True, False
+            return True
+        return False
+
+    def close(self, req: Req) -> None:
+        self._known.discard(req.rid)
+        req.draft.pending = None
+        req.draft.is_open = False
+
+    def propose(self, blocks: list[Req], known: Iterable[Req], clear: list[PageId], num_drafts: int) -> dict:
+        if not self.is_up:
+            return {}
+        for page in clear:
+            self.memory = {place: token for place, token in self.memory.items() if place[0] != page}
+        clear.clear()
+        for req in known:
+            req.draft.is_open = True
+            self._known.add(req.rid)
+            if req.draft.pending is not None:
+                self._write(req, req.draft.pending)
+        return {req.rid: self._draft(req) for req in blocks}
+
+    def _place(self, req: Req, position: int) -> tuple[int, int]:
+        page = req.draft.pages[position // self._page_size]
+        assert page > 0, f"rid {req.rid} has no draft page at {position}"
+        return page, position % self._page_size
+
+    def _write(self, req: Req, rows: FeatureRows) -> None:
+        assert rows.start == req.draft.written_len, f"{rows} after {req.draft.written_len}"
+        for position in range(rows.start, rows.start + rows.num):
+            if self._has_pages:
+                self.memory[self._place(req, position)] = req.tokens[position]
+        req.draft.written_len = rows.start + rows.num
+        req.draft.pending = None
+
+    def _draft(self, req: Req) -> list[int]:
+        assert req.draft.written_len == req.computed_len == len(req.tokens) - 1
+        if self._has_pages:
+            for position in range(req.draft.valid_from, req.computed_len):
+                found = self.memory.get(self._place(req, position))
+                assert found == req.tokens[position], f"draft rid {req.rid} reads {found} at {position}"
+                self.num_context_tokens += 1
+        drafts = []
+        for _ in range(self._k):
+            self._calls += 1
+            token = next_token(req.tokens + drafts)
+            drafts.append(token if self._calls % self._wrong_every else (token + 1) % VOCAB)
+        return drafts
+
+
+class ToyExecutor:
+    """Executor with the toy model; asserts that what it reads through the tables is what was committed."""
+
+    def __init__(self, tables: PageTables, taps: bool) -> None:
+        self.memory: dict[tuple[int, int], int] = {}
+        self._tables = tables
+        self._taps = taps
+
+    def run(self, plan: StepPlan, drafts: dict, clear: list[PageId], _trace: StepTrace) -> dict[Req, list[int]]:
+        for page in clear:
+            self.memory = {place: token for place, token in self.memory.items() if place[0] != page}
+        emitted: dict[Req, list[int]] = {}
+        row = 0
+        for req in plan.decode:
+            block = [req.tokens[-1], *drafts.get(req.rid, [])]
+            logits = self._forward(req, block)
+            tokens = [logits[0]]
+            while len(tokens) < len(block) and tokens[-1] == block[len(tokens)] and tokens[-1] != EOS:
+                tokens.append(logits[len(tokens)])
+            emitted[req] = tokens[: req.num_left]
+            self._advance(req, len(emitted[req]), row)
+            row += len(block)
+        for req, num in plan.chunks.items():
+            chunk = req.tokens[req.computed_len : req.computed_len + num]
+            last = self._forward(req, chunk)[-1]
+            if req.computed_len + num == len(req.tokens):
+                emitted[req] = [last]
+            self._advance(req, num, row)
+            row += num
+        return emitted
+
+    def stops(self, _req: Req, token: int) -> bool:
+        return token == EOS
+
+    def _advance(self, req: Req, num: int, row: int) -> None:
+        if self._taps:
+            req.draft.pending = FeatureRows(req.computed_len, num, row)
+        req.computed_len += num
+
+    def _forward(self, req: Req, block: list[int]) -> list[int]:
+        start, size = req.computed_len, self._tables.page_size
+        table = self._tables.table[req.row].tolist()
+        answers = []
+        for position, token in enumerate(block, start):
+            if position < req.end_len:
+                assert table[position // size] > 0, f"rid {req.rid} has no page for position {position}"
+                self.memory[table[position // size], position % size] = token
+        context = [self.memory.get((table[p // size], p % size), -1) for p in range(start)]
+        assert context == req.tokens[:start], f"rid {req.rid} reads another text below {start}"
+        for i in range(len(block)):
+            answers.append(next_token(context + block[: i + 1]))
+        return answers
+
+
+class ToyEngine:
+    """Everything wired together. k = 0 means no draft process and no draft pages."""
+
+    def __init__(
+        self, *, num_frames: int, page_size: int = 4, k: int = 0, max_running: int = 4, max_prefill: int = 16,
+        wrong_every: int = 3, manager: MemoryManager | None = None, engine: str = "toy",
+    ) -> None:  # fmt: skip
+        kinds = [KindSpec("target_kv", TARGET_PAGE_BYTES, page_size)]
+        if k:
+            kinds.append(KindSpec("draft_kv", DRAFT_PAGE_BYTES, page_size))
+        self.manager = manager or MemoryManager(pool_config(kinds, page_size, num_frames))
+        client = ToyClient(self.manager, engine)
+        config = TargetConfig(
+            run_dir="", model_path="", max_running_requests=max_running, max_prefill_tokens=max_prefill,
+            num_draft_tokens=k, draft=k > 0, target_layer_ids=(0,) if k else (),
+        )  # fmt: skip
+        tables = PageTables(max_reqs=max_running, max_pages=256, page_size=page_size)
+        mem = MemLink(client, client.registered.layout, tables)
+        self.text = ToyText()
+        self.spec = ToySpec(page_size, k, wrong_every, has_pages=True) if k else None
+        self.scheduler = Scheduler(config, Links(mem, self.text, self.spec), ToyExecutor(tables, taps=k > 0))
+        self.prompts: dict[ReqId, tuple[list[int], int]] = {}
+
+    def submit(self, rid: int, prompt: list[int], max_tokens: int, *, priority: int = 0, out: int = 0) -> None:
+        """Admit a request; `out` tokens of its answer count as given out before."""
+        answer = continuation(prompt, out)
+        sampling = Sampling(seed=0, max_tokens=max_tokens, temperature=0.0)
+        self.prompts[ReqId(rid)] = (prompt, max_tokens)
+        self.text.tokens[ReqId(rid)] = list(answer)
+        self.text.inbox.append(Admit(ReqId(rid), pack_tokens(prompt + answer), len(prompt), sampling, priority))
+
+    def abort(self, rid: int) -> None:
+        """The client of rid went away."""
+        self.text.inbox.append(Abort(ReqId(rid)))
+
+    def run(self, max_steps: int = 5000) -> int:
+        """Step until nothing is left; the number of steps. AssertionError if that takes more than max_steps."""
+        for num in range(max_steps):
+            self.scheduler.step()
+            if self.scheduler.is_idle and not self.text.inbox:
+                return num + 1
+        raise AssertionError(f"not idle after {max_steps} steps: {self.text.stats}")
+
+    def check_texts(self) -> None:
+        """Every request ended, and those that were not aborted have the toy model's text."""
+        for rid, (prompt, max_tokens) in self.prompts.items():
+            assert rid in self.text.finished, f"rid {rid} never ended"
+            if self.text.finished[rid] in (FinishReason.STOP, FinishReason.LENGTH):
+                assert self.text.tokens[rid] == continuation(prompt, max_tokens), f"rid {rid} has another text"
+
+
+def pool_config(kinds: list[KindSpec], page_size: int, num_frames: int) -> PoolConfig:
+    """A pool with frames of one target page each, or about that."""
+    return PoolConfig(arena_bytes=num_frames * TARGET_PAGE_BYTES, page_size=page_size, kinds=kinds, slack_tokens=0)

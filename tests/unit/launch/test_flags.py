@@ -1,0 +1,107 @@
+"""Flags in every spelling, and what is said about wrong ones."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.config import LaunchConfig
+from launch.flags import FLAGS, all_flags, make_parser, parse_flags, shown_command
+from launch.http.config import API_KEY_ENV
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        parse_flags(argv)
+    assert caught.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_no_flag_gives_the_defaults(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(API_KEY_ENV, raising=False)
+    assert parse_flags([]) == LaunchConfig()
+
+
+@pytest.mark.parametrize(
+    ("sglang", "vllm", "field", "value"),
+    [
+        ("--model-path=m", "--model=m", "model_path", "m"),
+        ("--page-size=8", "--block-size=8", "page_size", 8),
+        ("--mem-bytes=2G", "--kv-cache-memory-bytes=2147483648", "mem_bytes", 2 << 30),
+        ("--max-running-requests=7", "--max-num-seqs=7", "max_running_requests", 7),
+        ("--max-queued-requests=7", "--max-num-queued-reqs=7", "max_queued_requests", 7),
+        ("--chunked-prefill-size=99", "--max-num-batched-tokens=99", "max_prefill_tokens", 99),
+        ("--context-length=77", "--max-model-len=77", "context_len", 77),
+    ],
+)
+def test_both_spellings_set_the_same(sglang: str, vllm: str, field: str, value: object):
+    assert getattr(parse_flags([sglang]), field) == value
+    assert parse_flags([sglang]) == parse_flags([vllm])
+
+
+def test_sglang_counts_rows_and_vllm_counts_drafts():
+    rows = parse_flags(["--spec-model=d", "--speculative-num-draft-tokens=8", "--speculative-algorithm=DFLASH"])
+    drafts = parse_flags(["--speculative-draft-model-path=d", "--spec-tokens=7", "--spec-method=dflash"])
+    assert (rows.asked_drafts, drafts.asked_drafts) == (7, 7)
+    assert rows.speculative_algorithm == drafts.speculative_algorithm == "DFLASH"
+
+
+def test_several_served_names():
+    assert parse_flags(["--served-model-name", "a", "b"]).served_model_name == ("a", "b")
+
+
+def test_every_flag_sets_a_field_of_the_config_and_none_is_missing():
+    targets = {flag.target for flag in FLAGS}
+    assert targets == set(LaunchConfig.__dataclass_fields__)
+    assert len(set(all_flags())) == len(all_flags())
+
+
+def test_help_tells_the_defaults():
+    text = make_parser().format_help()
+    assert "--max-running-requests" in text
+    assert "(default 30000)" in text
+
+
+def test_an_unknown_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
+    assert "did you mean --page-size?" in refusal(capsys, "--page-sise", "4")
+    assert "did you mean --max-num-seqs?" in refusal(capsys, "--max-num-seq=4")
+    assert "did you mean" not in refusal(capsys, "--zzzzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--page-size=0"], ["--page-size is 0", "between 1 and"]),
+        (["--max-running-requests=5000"], ["5000", "4096"]),
+        (["--mem-bytes=lots"], ["'lots' is not a number of bytes"]),
+        (["--port=70000"], ["70000", "65535"]),
+        (["--dtype=int3"], ["int3"]),
+        (["--speculative-num-draft-tokens=1", "--spec-model=d"], ["need 2"]),
+        (["--spec-tokens=0", "--spec-model=d"], ["--spec-tokens is 0"]),
+        (["--spec-tokens=7", "--speculative-num-draft-tokens=7", "--spec-model=d"], ["6 drafts", "says 7"]),
+        (["--spec-tokens=7"], ["--speculative-draft-model-path"]),
+        (["--speculative-algorithm=EAGLE", "--spec-model=d"], ["EAGLE", "DFLASH"]),
+        (["--simulate-accept-length=3"], ["--speculative-draft-model-path"]),
+        (["--api-key=k\u00e9y"], ["printable ASCII"]),
+        (["--api-key-file=/does/not/exist"], ["/does/not/exist"]),
+    ],
+)
+def test_a_wrong_value_is_refused_with_flag_limit_and_value(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: list[str]
+):
+    message = refusal(capsys, *argv)
+    for word in words:
+        assert word in message
+
+
+def test_the_key_comes_from_flag_file_or_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv(API_KEY_ENV, "from-env")
+    file = tmp_path / "key"
+    file.write_text("from-file\n")
+    assert parse_flags([]).api_key == "from-env"
+    assert parse_flags(["--api-key-file", str(file)]).api_key == "from-file"
+    assert parse_flags(["--api-key-file", str(file), "--api-key", "from-flag"]).api_key == "from-flag"
+
+
+def test_the_shown_command_hides_the_key():
+    assert shown_command(["--api-key", "abc", "--port", "1"])[3:] == ("--api-key", "***", "--port", "1")
+    assert shown_command(["--api-key=abc"])[3:] == ("--api-key=***",)

@@ -1,0 +1,167 @@
+"""Models read and checked, and the arena sized from them, without loading a weight."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.config import LaunchConfig
+from launch.models import Models, read_models
+from launch.planner import DEFAULT_LIMIT, make_plan
+from launch.run_dir import run_directory
+from memsvc.core.manager import MemoryManager
+from memsvc.transport import check_run_dir
+
+# Shaped as SmolLM2-135M, so that the numbers can be checked by hand: 30 * 2 * 3 * 64 * 2 = 23,040 bytes a token.
+TARGET = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576,
+    "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+    "max_position_embeddings": 8192, "rope_theta": 100000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "hidden_act": "silu", "eos_token_id": 2,
+}  # fmt: skip
+DRAFT = {
+    "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 576,
+    "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+    "vocab_size": 49152, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "block_size": 8,
+    "num_target_layers": 30, "torch_dtype": "bfloat16", "rope_theta": 100000.0,
+    "dflash_config": {"mask_token_id": 16, "target_layer_ids": [1, 14, 27]},
+}  # fmt: skip
+GIB = 1 << 30
+
+
+def folder(path: Path, config: dict[str, Any], **changes: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
+    return path
+
+
+def models_of(tmp_path: Path, config: LaunchConfig, **draft_changes: Any) -> Models:
+    if config.draft_model_path:
+        folder(Path(config.draft_model_path), DRAFT, **draft_changes)
+    return read_models(config, folder(tmp_path / "target", TARGET))
+
+
+def with_draft(tmp_path: Path, **settings: Any) -> LaunchConfig:
+    return LaunchConfig(draft_model_path=str(tmp_path / "draft"), **settings)
+
+
+def test_kinds_of_both_models_with_their_bytes(tmp_path: Path):
+    models = models_of(tmp_path, with_draft(tmp_path))
+    assert [(kind.name, kind.page_bytes) for kind in models.kinds] == [
+        ("target_kv", 16 * 23_040),
+        ("draft_kv", 16 * 2 * 2 * 3 * 64 * 2),
+    ]
+    assert (models.num_drafts, models.block_size, models.context_len) == (7, 8, 4096)
+    assert models.feature_row_bytes == 3 * 576 * 2
+
+
+def test_float32_doubles_pages_and_features(tmp_path: Path):
+    models = models_of(tmp_path, with_draft(tmp_path, dtype="float32"))
+    assert models.kinds[0].page_bytes == 16 * 46_080
+    assert models.feature_row_bytes == 3 * 576 * 4
+
+
+def test_exchange_holds_the_rows_of_the_largest_step(tmp_path: Path):
+    config = with_draft(tmp_path, max_running_requests=100, max_prefill_tokens=512)
+    _pool, plan = make_plan(config, models_of(tmp_path, config), available=64 * GIB)
+    assert plan.exchange_bytes == 800 * 3 * 576 * 2
+    config = LaunchConfig()
+    assert make_plan(config, models_of(tmp_path, config), available=64 * GIB)[1].exchange_bytes == 0
+
+
+def test_the_default_is_a_share_of_what_is_there_and_never_more_than_can_be_used(tmp_path: Path):
+    config = LaunchConfig()
+    models = models_of(tmp_path, config)
+    _pool, plan = make_plan(config, models, available=64 * GIB)
+    assert plan.arena_bytes == DEFAULT_LIMIT
+    assert make_plan(config, models, available=8 * GIB)[1].arena_bytes == 2 * GIB
+    few = LaunchConfig(max_running_requests=1, context_len=1024)
+    plan = make_plan(few, models_of(tmp_path, few), available=64 * GIB)[1]
+    assert plan.arena_bytes == plan.all_requests_bytes == plan.one_request_bytes < 30_000_000
+
+
+def test_an_arena_for_one_request_of_the_whole_context_really_opens_it(tmp_path: Path):
+    config = with_draft(tmp_path, context_len=700, max_running_requests=2)
+    models = models_of(tmp_path, config)
+    size = make_plan(config, models, available=GIB)[1].one_request_bytes
+    pool, plan = make_plan(with_draft(tmp_path, context_len=700, max_running_requests=2, mem_bytes=size), models, GIB)
+    assert plan.pool_tokens >= 700
+    layout = MemoryManager(pool).layout
+    pages = [-(-(700 + pool.slack_tokens) // 16)] * 2
+    frames = sum(-(-num // kind.pages_per_frame) for num, kind in zip(pages, layout.kinds, strict=True))
+    exchange = -(-plan.exchange_bytes // layout.frame_bytes)
+    assert frames + exchange + 1 == layout.num_frames
+
+
+def test_an_arena_too_small_names_the_smallest_that_works(tmp_path: Path):
+    config = with_draft(tmp_path, mem_bytes=100_000)
+    models = models_of(tmp_path, config)
+    with pytest.raises(ValueError, match="--mem-bytes is 100000, the smallest that works is") as caught:
+        make_plan(config, models, available=GIB)
+    smallest = int(str(caught.value).split()[-1])
+    pool, _plan = make_plan(with_draft(tmp_path, mem_bytes=smallest), models, available=GIB)
+    MemoryManager(pool)
+    with pytest.raises(ValueError, match="smallest"):
+        make_plan(with_draft(tmp_path, mem_bytes=smallest - 1), models, available=GIB)
+
+
+def test_an_arena_larger_than_the_memory_is_refused(tmp_path: Path):
+    config = LaunchConfig(mem_bytes=2 * GIB)
+    with pytest.raises(ValueError, match=f"only {GIB} bytes"):
+        make_plan(config, models_of(tmp_path, config), available=GIB)
+
+
+def test_an_arena_below_one_context_is_told_to_the_operator(tmp_path: Path):
+    config = LaunchConfig(mem_bytes=50_000_000)
+    _pool, plan = make_plan(config, models_of(tmp_path, config), available=GIB)
+    assert any("context_len 8192" in line for line in plan.lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab_size": 1000}, "vocabulary is 1000 there and 49152 here"),
+        ({"hidden_size": 512, "head_dim": 64}, "width of a tapped layer is 512 there and 576 here"),
+        ({"num_target_layers": 12, "dflash_config": {"mask_token_id": 16, "target_layer_ids": [1]}}, "depth"),
+        ({"num_target_layers": 0, "dflash_config": {"mask_token_id": 16, "target_layer_ids": [30]}}, "layer 30"),
+    ],
+)
+def test_a_drafter_for_another_target_is_refused(tmp_path: Path, changes: dict[str, Any], words: str):
+    with pytest.raises(ValueError, match=words):
+        models_of(tmp_path, with_draft(tmp_path), **changes)
+
+
+def test_more_drafts_than_trained_and_too_long_a_context_are_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="8 drafts"):
+        models_of(tmp_path, with_draft(tmp_path, num_drafts=8))
+    assert models_of(tmp_path, with_draft(tmp_path, num_drafts=3)).block_size == 4
+    with pytest.raises(ValueError, match="8193, the model has 8192"):
+        models_of(tmp_path, LaunchConfig(context_len=8193))
+    with pytest.raises(ValueError, match="between 1 and 8"):
+        models_of(tmp_path, with_draft(tmp_path, simulate_accept_length=9.0))
+
+
+def test_run_directories_are_private_short_and_gone_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with run_directory() as first, run_directory() as second:
+        assert first != second
+        check_run_dir(first)
+        (first / "mem.sock").touch()
+    assert not first.exists()
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    with run_directory() as path:
+        assert deep not in path.parents
+
+
+def test_an_asked_run_directory_must_be_empty(tmp_path: Path):
+    with run_directory(str(tmp_path / "run")) as path:
+        check_run_dir(path)
+        (path / "file").touch()
+        with pytest.raises(ValueError, match="not empty"), run_directory(str(path)):
+            pass
+    assert not path.exists()
+    with pytest.raises(ValueError, match="the system allows 107"), run_directory(str(tmp_path / ("y" * 120))):
+        pass
