@@ -35,7 +35,8 @@ RULES = {
     "memsvc": Rule(waits_for_end=("draft", "target"), takes_down=("draft", "target")),
     "draft": Rule(needs=("memsvc",)),
     "tokenizer": Rule(needs=("memsvc",)),
-    "target": Rule(needs=("memsvc", "draft")),
+    # It decodes without drafts until the draft worker has come, so the two load side by side.
+    "target": Rule(needs=("memsvc",)),
     # It listens early, so that health checks see a server that is starting.
     FRONT: Rule(needs=("memsvc",)),
 }
@@ -119,11 +120,9 @@ class Policy:
         self._phases[role] = Phase.ABSENT
         actions: list[Action] = []
         if phase is not Phase.STOPPING:
-            # What ends because a process it needs has ended is no failure of its own.
-            if all(self._phases[needed] is Phase.UP for needed in self._rules[role].needs):
-                reason = self._count_failure(role, how, now)
-                if reason:
-                    return [GiveUp(reason)]
+            reason = self._count_failure(role, how, now)
+            if reason:
+                return [GiveUp(reason)]
             actions += self._gone(role)
         return actions + self._spawn_what_can()
 

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 STOP_ORDER = ("front", "tokenizer", "target", "draft", "memsvc")
 LAST_WORDS_S = 0.3
 """How long a process that ended may still have a message on its way."""
+RECOVERY_GRACE_S = 1.0
+"""From SIGTERM to SIGKILL for a process that lost what it works on: it has nothing left to bring to an end."""
 
 SpecOf = Callable[[str, int], ChildSpec]
 """(role, generation) -> how to start it."""
@@ -102,7 +104,7 @@ class Supervisor:
                 case Spawn(role, generation):
                     self._spawn(role, generation)
                 case Stop(role):
-                    self._terminate(self._children[role])
+                    self._terminate(self._children[role], RECOVERY_GRACE_S)
                 case Tell(msg):
                     self._tell(msg)
                 case AllUp(is_first):
@@ -152,13 +154,13 @@ class Supervisor:
         self._ended[child.role].set()
         self._do(self._policy.on_end(child.role, how, time.monotonic()))
 
-    def _terminate(self, child: Child) -> None:
+    def _terminate(self, child: Child, grace_s: float) -> None:
         child.terminate()
-        asyncio.get_running_loop().call_later(child.grace_s, self._kill, child)
+        asyncio.get_running_loop().call_later(grace_s, self._kill, child, grace_s)
 
-    def _kill(self, child: Child) -> None:
+    def _kill(self, child: Child, grace_s: float) -> None:
         if self._children.get(child.role) is child:
-            logger.warning("kill role=%s pid=%d after=%gs", child.role, child.pid, child.grace_s)
+            logger.warning("kill role=%s pid=%d after=%gs", child.role, child.pid, grace_s)
             child.kill()
 
     def _tell(self, msg: ToFront) -> None:
@@ -169,5 +171,5 @@ class Supervisor:
         for role in STOP_ORDER:
             child = self._children.get(role)
             if child is not None:
-                self._terminate(child)
+                self._terminate(child, child.grace_s)
                 await self._ended[role].wait()

@@ -54,6 +54,8 @@ class Scheduler:
         """Requests that hold memory, in order of opening."""
         self._plan = StepPlan()
         self._arrivals = 0
+        self._is_settled = True
+        """memsvc has been told that the last step is over."""
         self._is_full = False
         """memsvc had no room for the last request it was asked to open."""
         self._trace = StepTrace(config.spec_trace)
@@ -66,13 +68,13 @@ class Scheduler:
 
     def step(self) -> None:
         """One round. Sleeps in the inbox while there is nothing to do."""
-        self._take_in(IDLE_POLL_S if self.is_idle else 0.0)
+        self._take_in(IDLE_POLL_S if self.is_idle and self._is_settled else 0.0)
         if self._spec is not None and self._spec.poll():
             self._mem.reset_draft(list(self._running.values()))
         if self.is_idle:
-            self._mem.renew()
-            self._report()
+            self._rest()
             return
+        self._is_settled = False
         plan, following = self._plan, self._planner.after(self._plan, self._running.values())
         self._mem.begin(self._slots(plan, following), self._next_opens(), self._closes())
         self._compute(plan)
@@ -84,6 +86,16 @@ class Scheduler:
         self._report()
         if not plan and not following and not self._running:
             time.sleep(PRESSURE_POLL_S)  # requests wait and memsvc has no room for the first of them
+
+    def _rest(self) -> None:
+        """Nothing to do. The first time, a Step that says so lets the last pages out of limbo."""
+        if self._is_settled:
+            self._mem.renew()
+        else:
+            self._mem.begin([], [], [])
+            self._finish()
+            self._is_settled = True
+        self._report()
 
     # Requests in
 

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ from memsvc.process import announce, die_with_parent, setup_logging
 from memsvc.wire.control import Fatal
 
 logger = logging.getLogger(__name__)
+
+_OTHER_DESCRIPTORS = 256
+"""Beside the connections: sockets of the links, logs, the loop's own."""
 
 
 def main() -> int:
@@ -33,9 +37,16 @@ def main() -> int:
         logger.error("cannot serve: %s", error)
         announce(Path(config.run_dir), Fatal("front", os.getpid(), str(error)))
         return 1
+    _allow_descriptors(config.max_connections + _OTHER_DESCRIPTORS)
     with listener:
         uvloop.run(serve(config, api_key, listener))
     return 0
+
+
+def _allow_descriptors(num: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < num:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num if hard == resource.RLIM_INFINITY else min(num, hard), hard))
 
 
 def _listener(config: FrontConfig, api_key: str) -> socket.socket:

@@ -28,6 +28,7 @@ from launch.http.stream import CallAnswer, read_body
 from memsvc.wire.admin import Check, Flush, GetStats, Stats
 
 BODY_TIMEOUT_S = 60.0
+_FORM_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 CHECK_TIMEOUT_S = 30.0
 """A check walks over every page of the arena."""
 
@@ -111,6 +112,10 @@ class Front:
         return CallAnswer(self._engine, call, AnswerWriter(kind, call, self._config.num_draft_tokens))
 
     async def _body(self, request: Request) -> bytes:
+        # What a page of another site may post without asking: a local server must not answer it.
+        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind in _FORM_TYPES:
+            raise ApiError(415, f"content-type is {kind!r}, it must be 'application/json'")
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 return await read_body(request.receive, request.headers, self._config.max_body_bytes)

@@ -30,7 +30,7 @@ class TokSender(Protocol):
         """Queue a message; never blocks."""
 
     def reopen(self) -> None:
-        """Drop what the tokenizer did not read yet and start a new connection."""
+        """Drop what waits for a tokenizer that is gone; what is sent from now on is for the next one."""
 
 
 class Engine:
@@ -119,15 +119,17 @@ class Engine:
             case PeerUp(role, generation):
                 if self.peers.up(msg) and role in _HOLD_REQUESTS:
                     self._must_resubmit = True
-                    if role == "tokenizer":
-                        self._tokenizer.reopen()
                 logger.info("peer up role=%s generation=%d missing=%s", role, generation, self.peers.missing)
                 if self._must_resubmit and not self.peers.missing:
                     self._resubmit()
             case PeerDown(role):
                 self.peers.down(role)
-                if role == "target":
-                    self.stats = None
+                match role:
+                    case "target":
+                        self.stats = None
+                    case "tokenizer":
+                        # The next one must not be given what this one did not read: it will be sent again.
+                        self._tokenizer.reopen()
                 logger.info("peer down role=%s requests=%d", role, len(self.journal))
 
     def _resubmit(self) -> None:
@@ -168,9 +170,8 @@ class Engine:
 
     def _fail(self, entry: Entry, error: ApiError) -> None:
         self._forget(entry, FinishReason.ERROR)
+        # The choices of one call stand or fall together: its answer aborts the others.
         entry.call.fail(error)
-        # The choices of one call stand or fall together.
-        self.abort(entry.call)
 
     def _forget(self, entry: Entry, finish: FinishReason) -> None:
         if self.journal.get(entry.rid) is entry:

@@ -36,7 +36,7 @@ class TokLink:
         self._socket.send(encode(msg))
 
     def reopen(self) -> None:
-        """Drop what waits for a tokenizer that is gone, and connect to the new one."""
+        """Drop what waits for a tokenizer that is gone; what is sent from now on is for the next one."""
         self._socket.close()
         self._socket = connect(self._context, FRONT_TOK, self._run_dir)
 

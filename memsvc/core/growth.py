@@ -1,6 +1,5 @@
 """Growth: reservations of a step, all requests or none, and pages for places that lost theirs."""
 
-from memsvc.core.kinds import KindTable
 from memsvc.core.ledger import Ledger, Pages
 from memsvc.core.outcome import Outcome
 from memsvc.core.pressure import Pressure
@@ -13,10 +12,8 @@ from memsvc.wire.mem import Reserve
 class Growth:
     """Gives running requests their next pages."""
 
-    def __init__(
-        self, kinds: KindTable, store: PageStore, ledger: Ledger, running: Running, pressure: Pressure
-    ) -> None:
-        self._kinds = kinds
+    def __init__(self, store: PageStore, ledger: Ledger, running: Running, pressure: Pressure) -> None:
+        self._kinds = store.kinds
         self._store = store
         self._ledger = ledger
         self._running = running
@@ -37,6 +34,7 @@ class Growth:
             self._grant(growth, demand, out)
             return
         self._ledger.opens_paused = True
+        self._ledger.refused[client.engine.name] = growth
         out.no_room = self._pressure.resolve(client, growth, retract_at)
 
     def _needs(self, req: Req, more: int) -> Pages:

@@ -25,6 +25,8 @@ class Ledger:
         """Frames that requests can count on."""
         self.opens_paused = False
         """A reservation found no room; opens wait for the high watermark."""
+        self.refused: dict[str, list[tuple[Req, Pages]]] = {}
+        """By engine, the last reservation that found no room, until its next step."""
 
     def whole(self, engine: Engine, num_tokens: int) -> Pages:
         """All pages that a request of so many tokens holds at once when it is complete."""
@@ -56,11 +58,19 @@ class Ledger:
         return self.ahead(elder, elder.limit) if elder else [0] * self._kinds.num_kinds
 
     def promised(self) -> Pages:
-        """The rest of the prompts of the other open requests, which admission has counted."""
-        total = [0] * self._kinds.num_kinds
-        for req in self._running.filling.values():
-            if req is not self._running.elder:
-                total = add(total, self.ahead(req, req.prompt_len))
+        """What an open must leave: the elder's rest, the rest of the prompts of other open requests, which
+        admission has counted, and what refused reservations wait for; else a request that was retracted
+        for them would take their room again by opening anew.
+        """
+        total, elder = self.elder_ahead(), self._running.elder
+        waiting = {req.uid: pages for growth in self.refused.values() for req, pages in growth}
+        for uid in waiting.keys() | self._running.filling.keys():
+            req = self._running.get(uid)
+            if req is None or req is elder:
+                continue
+            prompt = self.ahead(req, req.prompt_len)
+            pages = waiting.get(uid, prompt)
+            total = add(total, [max(pair) for pair in zip(prompt, pages, strict=True)])
         return total
 
     def demand(self, growth: "list[tuple[Req, Pages]]") -> Pages:
@@ -138,8 +148,8 @@ class Ledger:
         return NoRoom(needs=needs, has=has, limbo=limbo, victims=[req.rid for req in victims], waiting_on=waiting_on)
 
     def free_share_ok(self, share: float, extra: Pages) -> bool:
-        """Whether this share of the usable frames stays available after the elder's rest and `extra`."""
-        kept = self._store.frames_short(add(self.elder_ahead(), extra))
+        """Whether this share of the usable frames stays available after what is promised and `extra`."""
+        kept = self._store.frames_short(add(self.promised(), extra))
         return self._store.pool.frames_available - kept >= share * self.usable_frames
 
 

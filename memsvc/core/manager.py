@@ -10,12 +10,10 @@ from memsvc.core.config import PoolConfig
 from memsvc.core.errors import RequestError
 from memsvc.core.frames import FramePool
 from memsvc.core.geometry import exchange_frames, make_layout, plan_lines, solve
-from memsvc.core.growth import Growth
 from memsvc.core.kinds import kind_table
 from memsvc.core.ledger import Ledger
 from memsvc.core.lifecycle import Lifecycle
 from memsvc.core.limbo import Quarantine
-from memsvc.core.opening import Opening
 from memsvc.core.pins import Pins
 from memsvc.core.pressure import Pressure
 from memsvc.core.reqs import Running
@@ -70,9 +68,7 @@ class MemoryManager:
         self._quarantine = Quarantine(pool)
         ledger = Ledger(config, kinds, self._store, self._running)
         self._pressure = Pressure(self._store, ledger, self._running, self._sessions, self._quarantine)
-        growth = Growth(kinds, self._store, ledger, self._running, self._pressure)
-        self._opening = Opening(config, kinds, self._store, ledger, self._running)
-        self._steps = Steps(config, self._store, self._running, self._pressure, growth, self._opening)
+        self._steps = Steps(config, self._store, ledger, self._running, self._pressure)
         self._lifecycle = Lifecycle(self._store, self._sessions, self._steps, self._pressure, self._quarantine)
         self._pins = Pins(self._store, ledger, config.pin_budget_frames)
         self._admin = Admin(self._store, self._running, self._pins)
@@ -208,7 +204,7 @@ class MemoryManager:
 
     def stats(self) -> Stats:
         """Counters since start and the arena now."""
-        pool, elder, opening, steps = self._store.pool, self._running.elder, self._opening, self._steps
+        pool, elder, opening, steps = self._store.pool, self._running.elder, self._steps.opening, self._steps
         return Stats(
             num_frames=pool.num_frames,
             frame_bytes=self.layout.frame_bytes,

@@ -5,7 +5,6 @@ from typing import cast
 
 from memsvc.core.config import PoolConfig
 from memsvc.core.frames import LIMBO, QUARANTINE
-from memsvc.core.kinds import KindTable
 from memsvc.core.ledger import Ledger, Pages, add
 from memsvc.core.radix import TOKEN_BYTES
 from memsvc.core.reqs import Req, Running
@@ -18,11 +17,10 @@ from memsvc.wire.mem import NoRoom, Opened, OpenReq, TooLarge
 class Opening:
     """Hits are locked before anything is allocated, so nothing that is allocated can evict them."""
 
-    def __init__(
-        self, config: PoolConfig, kinds: KindTable, store: PageStore, ledger: Ledger, running: Running
-    ) -> None:
+    def __init__(self, config: PoolConfig, store: PageStore, ledger: Ledger, running: Running) -> None:
+
         self._config = config
-        self._kinds = kinds
+        self._kinds = store.kinds
         self._store = store
         self._ledger = ledger
         self._running = running
@@ -128,7 +126,7 @@ class Opening:
     def _refusal(self, req: Req) -> NoRoom | None:
         """NoRoom unless the request, the rest of the open prompts and the elder's rest fit together."""
         needs = self._needs(req)
-        total = add(add(needs, self._ledger.promised()), self._ledger.elder_ahead())
+        total = add(needs, self._ledger.promised())
         room = self._store.fits(total) and not self._ledger.over_quota([(req, needs)], set())
         if room and len(self._running):
             room = self._ledger.free_share_ok(self._config.low_watermark, needs)
@@ -147,11 +145,11 @@ class Opening:
     def _admit(self, req: Req) -> Opened:
         """The hit is locked and the needs fit: take the per-request pages and let it run."""
         store, needs = self._store, self._needs(req)
-        ahead = add(add(needs, self._ledger.promised()), self._ledger.elder_ahead())
+        req.root.num_users += 1  # before anything is evicted: the last path of the namespace may go
+        ahead = add(needs, self._ledger.promised())
         for kind in self._kinds.per_req:
             req.tables[kind] = [store.take(kind, req.uid, ahead) for _ in range(needs[kind])]
         req.opened_at = store.now
-        req.root.num_users += 1
         req.engine.reqs[req.rid] = req
         self._running.add(req)
         if req.num_pages * self._kinds.page_size < req.prompt_len:

@@ -4,6 +4,7 @@ from collections import Counter
 
 from memsvc.core.config import PoolConfig
 from memsvc.core.growth import Growth
+from memsvc.core.ledger import Ledger
 from memsvc.core.limbo import release_done, retire
 from memsvc.core.opening import Opening
 from memsvc.core.outcome import Outcome
@@ -24,17 +25,17 @@ class Steps:
         self,
         config: PoolConfig,
         store: PageStore,
+        ledger: Ledger,
         running: Running,
         pressure: Pressure,
-        growth: Growth,
-        opening: Opening,
     ) -> None:
         self._config = config
         self._store = store
+        self._ledger = ledger
         self._running = running
         self._pressure = pressure
-        self._growth = growth
-        self._opening = opening
+        self._growth = Growth(store, ledger, running, pressure)
+        self.opening = Opening(config, store, ledger, running)
         self._publisher = Publisher(store)
         self.num_steps = 0
         self.num_no_room = 0
@@ -46,6 +47,7 @@ class Steps:
         client.last_num = step.num
         client.done_step = max(client.done_step, step.done_step)
         release_done(self._store.pool, client)
+        self._ledger.refused.pop(client.engine.name, None)
         out = Outcome()
         if step.commit:
             self._commit(client, step.commit, out)
@@ -101,7 +103,7 @@ class Steps:
 
     def _open(self, client: Client, opens: list[OpenReq], out: Outcome) -> None:
         for op in opens:
-            answer = self._opening.open(client.engine, op)
+            answer = self.opening.open(client.engine, op)
             if isinstance(answer, NoRoom):
                 out.open_no_room = answer
                 return

@@ -162,7 +162,7 @@ def _whole(logits: torch.Tensor, samplers: Sequence[RowSampler]) -> list[int]:
     least -= _SLACK * (1 + np.abs(least))
     rows, blocks = np.nonzero(maxima >= least)
     values, ids = _blocks_of(logits, rows, blocks)
-    run, place = np.nonzero((values >= least[rows, blocks][:, None]) & (ids // BLOCK_SIZE == blocks[:, None]))
+    run, place = np.nonzero(values >= least[rows, blocks][:, None])
     return _race(rows[run], ids[run, place], values[run, place] / temperature[rows[run], 0], (top[:, 0], samplers))
 
 
@@ -188,7 +188,7 @@ def _blocks_of(logits: torch.Tensor, rows: np.ndarray, blocks: np.ndarray) -> tu
 def _race(
     rows: np.ndarray, ids: np.ndarray, scaled: np.ndarray, of_rows: tuple[np.ndarray, Sequence[RowSampler]]
 ) -> list[int]:
-    """Winner of each row among runners sorted by (row, id). A row without a valid runner gets its lowest id."""
+    """Winner of each row among runners sorted by row, then id (repeats are harmless); 0 if a row has none."""
     top, samplers = of_rows
     key, position = _keys(samplers)
     noise = exponential_noise((key[0][rows], key[1][rows]), position[rows], ids)

@@ -193,6 +193,13 @@ def test_unknown_model_route_and_method_are_told_apart(front: RunningFront) -> N
     assert response.headers["allow"] == "POST"
 
 
+def test_a_form_of_another_site_is_refused(front: RunningFront) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded; charset=utf-8"):
+        response = front.client.post(CHAT, content=b'{"messages": []}', headers={"content-type": kind})
+        assert response.status_code == 415
+        assert "application/json" in error_of(response)["message"]
+
+
 def test_request_id_is_echoed_or_made(front: RunningFront) -> None:
     assert front.client.get("/v1/models", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     assert front.client.get("/nowhere", headers={"x-request-id": "abc-2"}).headers["x-request-id"] == "abc-2"

@@ -198,6 +198,7 @@ class ModelEngine(Engine):
         req.draft_published = max(req.draft_published, full)
         if self.window:
             req.released = max(req.released, req.target_len // PAGE_SIZE - -(-self.window // PAGE_SIZE))
+            req.tables[1][: req.released] = [0] * min(req.released, len(req.tables[1]))
 
     def reset_req(self, rid: int) -> None:
         """The step about to be sent says that the draft lost this request."""

@@ -273,6 +273,7 @@ class ToyEngine:
         for num in range(max_steps):
             self.scheduler.step()
             if self.scheduler.is_idle and not self.text.inbox:
+                self.scheduler.step()
                 return num + 1
         raise AssertionError(f"not idle after {max_steps} steps: {self.text.stats}")
 

@@ -135,3 +135,13 @@ def test_a_tied_head_and_bfloat16_weights_run(tmp_path):
     rig = DraftRig(tmp_path, V2, tied=True, dtype="bfloat16")
     rig.open(0, 12)
     assert rig.propose([0], 7) == [rig.expected(0, 7)]
+
+
+def test_dummy_requests_stand_on_the_dummy_row_with_token_zero_and_no_context(tmp_path):
+    rig = DraftRig(tmp_path, V1)
+    rig.open(0, 9)
+    padded = rig.batch([0], 3).padded(4)
+    assert padded.rows.tolist()[1:] == [0, 0, 0]
+    assert padded.anchors.tolist()[1:] == [0, 0, 0]
+    assert padded.context_len == 9
+    assert padded.positions.tolist()[1:] == [[0, 1, 2, 3]] * 3

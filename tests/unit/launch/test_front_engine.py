@@ -97,8 +97,8 @@ def test_bytes_of_the_journal_come_back_to_zero():
     engine.on_text(out(rids[0], "a b", [1, 2]))
     engine.on_text(out(rids[0], "c", [3], FinishReason.STOP))
     engine.on_text(Failed(rids[2], "internal", "broken"))
-    engine.abort(calls[0])
-    engine.abort(calls[2])
+    for call in calls:
+        engine.abort(call)
     assert len(engine.journal) == engine.journal.num_bytes == 0
 
 
@@ -123,6 +123,19 @@ def test_two_processes_that_die_together_cause_one_resubmission():
     first, second = sent.take()
     assert first == AbortAll()
     assert isinstance(second, Submit)
+
+
+def test_what_a_dead_tokenizer_did_not_read_is_not_sent_to_the_next_one():
+    engine, sent = make_engine()
+    start(engine)
+    (unread,) = sent.messages
+    assert isinstance(unread, Submit)
+    engine.on_peer(PeerDown("tokenizer"))
+    engine.on_peer(PeerUp("tokenizer", 2))
+    first, second = sent.take()
+    assert first == AbortAll()
+    assert isinstance(second, Submit)
+    assert second.rid != unread.rid
 
 
 def test_the_same_generation_again_sends_nothing_again():

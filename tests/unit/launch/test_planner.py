@@ -1,49 +1,18 @@
 """Models read and checked, and the arena sized from them, without loading a weight."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch.config import LaunchConfig
-from launch.models import Models, read_models
 from launch.planner import DEFAULT_LIMIT, make_plan
 from launch.run_dir import run_directory
 from memsvc.core.manager import MemoryManager
 from memsvc.transport import check_run_dir
+from tests.support.model_folders import models_of, with_draft
 
-# Shaped as SmolLM2-135M, so that the numbers can be checked by hand: 30 * 2 * 3 * 64 * 2 = 23,040 bytes a token.
-TARGET = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576,
-    "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
-    "max_position_embeddings": 8192, "rope_theta": 100000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16", "hidden_act": "silu", "eos_token_id": 2,
-}  # fmt: skip
-DRAFT = {
-    "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 576,
-    "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
-    "vocab_size": 49152, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "block_size": 8,
-    "num_target_layers": 30, "torch_dtype": "bfloat16", "rope_theta": 100000.0,
-    "dflash_config": {"mask_token_id": 16, "target_layer_ids": [1, 14, 27]},
-}  # fmt: skip
 GIB = 1 << 30
-
-
-def folder(path: Path, config: dict[str, Any], **changes: Any) -> Path:
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps({**config, **changes}))
-    return path
-
-
-def models_of(tmp_path: Path, config: LaunchConfig, **draft_changes: Any) -> Models:
-    if config.draft_model_path:
-        folder(Path(config.draft_model_path), DRAFT, **draft_changes)
-    return read_models(config, folder(tmp_path / "target", TARGET))
-
-
-def with_draft(tmp_path: Path, **settings: Any) -> LaunchConfig:
-    return LaunchConfig(draft_model_path=str(tmp_path / "draft"), **settings)
 
 
 def test_kinds_of_both_models_with_their_bytes(tmp_path: Path):

@@ -29,17 +29,18 @@ def all_up(roles: tuple[str, ...] = ALL) -> Policy:
 def test_each_process_starts_when_what_it_needs_serves():
     policy = Policy(ALL)
     assert spawned(policy.start()) == ["memsvc"]
-    assert spawned(policy.on_ready("memsvc")) == ["draft", "tokenizer", "front"]
-    assert spawned(policy.on_ready("tokenizer")) == []
-    assert spawned(policy.on_ready("draft")) == ["target"]
+    assert spawned(policy.on_ready("memsvc")) == ["draft", "tokenizer", "target", "front"]
+    assert policy.on_ready("tokenizer") == [Tell(PeerUp("tokenizer", 1))]
+    assert policy.on_ready("draft") == [Tell(PeerUp("draft", 1))]
     assert policy.on_ready("front") == []
     assert policy.on_ready("target") == [Tell(PeerUp("target", 1)), AllUp(is_first=True)]
 
 
-def test_without_a_draft_the_target_waits_for_memsvc_alone():
+def test_a_run_without_a_draft_has_none():
     policy = Policy(("memsvc", "target", "tokenizer", "front"))
     policy.start()
-    assert "target" in spawned(policy.on_ready("memsvc"))
+    assert "draft" not in spawned(policy.on_ready("memsvc"))
+    assert policy.on_end("memsvc", ENDED, 0.0)[:2] == [Tell(PeerDown("memsvc")), Tell(PeerDown("target"))]
 
 
 def test_a_dead_memory_service_starts_again_only_after_its_workers_have_ended():
@@ -49,21 +50,19 @@ def test_a_dead_memory_service_starts_again_only_after_its_workers_have_ended():
     assert spawned(actions) == []
     assert spawned(policy.on_end("draft", ENDED, 0.1)) == []
     assert policy.on_end("target", ENDED, 0.2) == [Spawn("memsvc", 2)]
-    assert spawned(policy.on_ready("memsvc")) == ["draft"]
-    assert spawned(policy.on_ready("draft")) == ["target"]
+    assert spawned(policy.on_ready("memsvc")) == ["draft", "target"]
+    policy.on_ready("draft")
     assert policy.on_ready("target")[-1] == AllUp(is_first=False)
 
 
-def test_workers_that_die_with_the_memory_service_are_not_blamed():
+def test_workers_that_were_stopped_for_the_memory_service_are_not_blamed():
     policy = all_up()
-    now = 0.0
     for _ in range(2):
-        policy.on_end("memsvc", ENDED, now)
-        policy.on_end("draft", ENDED, now)
-        policy.on_end("target", ENDED, now)
+        for role in ("memsvc", "draft", "target"):
+            policy.on_end(role, ENDED, 0.0)
         for role in ("memsvc", "draft", "target"):
             policy.on_ready(role)
-    assert spawned(policy.on_end("target", ENDED, now)) == ["target"]
+    assert spawned(policy.on_end("target", ENDED, 0.0)) == ["target"]
 
 
 def test_the_third_failure_in_the_window_is_the_last():

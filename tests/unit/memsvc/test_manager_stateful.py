@@ -1,5 +1,6 @@
 """Random engines against one manager: every exit path of a request is a rule, check() runs after every rule."""
 
+from random import Random
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -28,14 +29,15 @@ from tests.support.mem_model import Memory, ModelEngine, Published
 PROFILE = hypothesis_profiles.load()
 
 tokens_of = st.lists(st.integers(0, 1), min_size=1, max_size=14)
-flips = st.integers(0, 3)
+seeds = st.integers(0, 2**32)
+indices = st.integers(0, 1)
 
 
 class Pool(RuleBasedStateMachine):
     """One engine, two kinds, no window."""
 
     num_engines = 1
-    num_frames = 14
+    num_frames = 11
     kinds: tuple[KindSpec, ...] = (TARGET, DRAFT)
     window = 0
     config: ClassVar[dict[str, Any]] = {}
@@ -49,6 +51,8 @@ class Pool(RuleBasedStateMachine):
         self.published = Published()
         self.engines: list[ModelEngine] = []
         self.next_rid = 1
+        self.num_steps = 0
+        self.texts: list[list[int]] = []
         self.lossless = True
         self.drafts: dict[str, Engine] = {}
 
@@ -61,88 +65,93 @@ class Pool(RuleBasedStateMachine):
 
     # --- steps ---
 
-    def pick(self, data: st.DataObject) -> ModelEngine:
-        return data.draw(st.sampled_from(self.engines), label="engine")
+    @rule(seed=seeds, times=st.integers(1, 12))
+    def steps(self, seed: int, times: int) -> None:
+        dice = Random(seed)
+        for _ in range(times):
+            self.step(dice)
+            check(self.manager)
 
-    def subset(self, data: st.DataObject, rids: list[int], label: str) -> list[int]:
-        return [rid for rid in rids if data.draw(flips, label=f"{label} {rid}") > 0]
-
-    @rule(data=st.data())
-    def step(self, data: st.DataObject) -> None:
-        engine = self.pick(data)
+    def step(self, dice: Random) -> None:
+        self.num_steps += 1
+        engine = dice.choice(self.engines)
         parts: dict[str, Any] = {}
-        self.draw_commit(data, engine, parts)
-        closing = self.draw_closes(data, engine)
-        if data.draw(flips, label="reset") == 0:
-            rids = self.subset(data, list(engine.reqs), "reset")
+        self.roll_commit(dice, engine, parts)
+        if dice.random() < 0.1:
+            rids = [rid for rid in engine.reqs if dice.random() < 0.5]
             for rid in rids:
                 engine.reset_req(rid)
             parts["reset_draft"] = ResetDraft(rids=[ReqId(rid) for rid in rids])
-        for rid in closing:
-            engine.closed_req(rid)
-        if closing:
-            reason = data.draw(st.sampled_from(["finish", "abort", "retract"]), label="reason")
-            parts["closes"] = [Close(rids=[ReqId(rid) for rid in closing], reason=reason)]
-        self.draw_reserve(data, engine, parts)
-        opens = self.draw_opens(data, parts)
-        engine.done = data.draw(st.integers(engine.done, engine.num), label="done")
+        self.roll_closes(dice, engine, parts)
+        self.roll_reserve(dice, engine, parts)
+        opens = self.roll_opens(dice, parts)
+        engine.done = dice.randint(max(engine.done, engine.num - 2), engine.num)
         engine.scribble()
         reply = engine.step(done_step=engine.done, **parts)
         self.check_opens(engine, opens, reply)
-        self.check_no_room(engine, parts, reply)
+        self.check_no_room(engine, reply)
         engine.apply(reply)
-        self.maybe_repeat(data, engine, parts, reply)
+        if reply.no_room is not None and dice.random() < 0.8:
+            engine.retract += reply.no_room.victims
+        if dice.random() < 0.1:
+            self.repeat(engine, parts, reply)
 
-    def draw_commit(self, data: st.DataObject, engine: ModelEngine, parts: dict[str, Any]) -> None:
+    def roll_commit(self, dice: Random, engine: ModelEngine, parts: dict[str, Any]) -> None:
         rows: list[tuple[int, int, int, bytes]] = []
-        for rid in self.subset(data, list(engine.reqs), "commit"):
+        for rid in [rid for rid in engine.reqs if dice.random() < 0.8]:
             req = engine.reqs[rid]
-            room = min(req.slots, req.limit)
-            target = data.draw(st.integers(req.target_len, max(req.target_len, room)), label="target")
+            target = dice.choice([req.slots, dice.randint(req.target_len, req.slots)])
+            target = max(req.target_len, min(target, req.limit))
             draft = req.draft_len
-            if data.draw(flips, label="draft keeps up"):
+            if dice.random() < 0.8:
                 draft = max(draft, min(target, req.draft_slots))
-            new = data.draw(st.lists(st.integers(0, 1), min_size=0, max_size=2), label="tokens past")
             need = max(0, target - len(req.tokens))
-            tokens = [0] * need + new
+            tokens = [dice.randint(0, 1) for _ in range(need + dice.randint(0, 2))]
             tokens = tokens[: max(need, req.limit - len(req.tokens))]
             engine.commit_req(rid, target, draft, tokens)
             engine.published_by(rid)
+            self.texts.append(list(req.tokens))
             rows.append((rid, target, draft, pack_tokens(tokens)))
         if rows:
             rids, targets, drafts, tokens_list = (list(column) for column in zip(*rows, strict=True))
             parts["commit"] = Commit(rids=rids, target_lens=targets, draft_lens=drafts, tokens=tokens_list)
 
-    def draw_closes(self, data: st.DataObject, engine: ModelEngine) -> list[int]:
-        wanted = [rid for rid in engine.retract if rid in engine.reqs]
+    def roll_closes(self, dice: Random, engine: ModelEngine, parts: dict[str, Any]) -> None:
+        wanted = {rid for rid in engine.retract if rid in engine.reqs and dice.random() < 0.9}
+        ended = {rid for rid, req in engine.reqs.items() if req.target_len == req.limit}
+        others = {rid for rid in engine.reqs if dice.random() < 0.07}
+        reasons = {"retract": wanted, "finish": ended - wanted, "abort": others - wanted - ended}
         engine.retract = []
-        others = [rid for rid in engine.reqs if rid not in wanted]
-        return wanted + [rid for rid in others if data.draw(flips, label=f"close {rid}") == 0]
+        parts["closes"] = [Close(rids=[ReqId(rid) for rid in rids], reason=r) for r, rids in reasons.items() if rids]
+        for rid in wanted | ended | others:
+            engine.closed_req(rid)
 
-    def draw_reserve(self, data: st.DataObject, engine: ModelEngine, parts: dict[str, Any]) -> None:
-        rids = self.subset(data, list(engine.reqs), "reserve")
+    def roll_reserve(self, dice: Random, engine: ModelEngine, parts: dict[str, Any]) -> None:
+        rids = [rid for rid in engine.reqs if dice.random() < 0.8]
         most = self.config.get("max_extend_tokens", 12)
-        nums = [
-            data.draw(st.integers(0, min(most, engine.reqs[rid].limit - engine.reqs[rid].target_len)), label="num")
-            for rid in rids
-        ]
+        nums = []
+        for rid in rids:
+            req = engine.reqs[rid]
+            rest = max(0, len(req.tokens) - req.target_len)
+            nums.append(min(most, req.limit - req.target_len, dice.choice([rest, rest, rest + 3, dice.randint(0, 12)])))
         if rids:
             parts["reserve"] = Reserve(rids=[ReqId(rid) for rid in rids], nums=nums)
 
-    def draw_opens(self, data: st.DataObject, parts: dict[str, Any]) -> list[OpenReq]:
+    def roll_opens(self, dice: Random, parts: dict[str, Any]) -> list[OpenReq]:
         opens = []
-        for _ in range(data.draw(st.integers(0, 2), label="opens")):
+        for _ in range(dice.choice([0, 0, 1, 1, 2])):
+            text = dice.choice(self.texts) if self.texts and dice.random() < 0.7 else []
+            prompt = text[: dice.randint(0, len(text))] + [dice.randint(0, 1) for _ in range(dice.randint(1, 6))]
             op = OpenReq(
                 rid=ReqId(self.next_rid),
-                tokens=pack_tokens(data.draw(tokens_of, label="prompt")),
-                max_new=data.draw(st.integers(0, 8), label="max_new"),
-                salt=data.draw(st.sampled_from(["", "", "", "s"]), label="salt"),
-                priority=data.draw(st.integers(0, 1), label="priority"),
+                tokens=pack_tokens(prompt[:18]),
+                max_new=dice.randint(0, 8),
+                salt=dice.choice(["", "", "", "s"]),
+                priority=dice.randint(0, 1),
             )
             self.next_rid += 1
             opens.append(op)
-        if opens:
-            parts["opens"] = opens
+        parts["opens"] = opens
         return opens
 
     # --- what must hold of replies ---
@@ -175,7 +184,7 @@ class Pool(RuleBasedStateMachine):
         valid_from = self.published.valid_from(engine.fingerprint, op.salt, tokens, expected, self.window)
         assert answer.draft_valid_from == valid_from
 
-    def check_no_room(self, engine: ModelEngine, parts: dict[str, Any], reply: Stepped) -> None:
+    def check_no_room(self, engine: ModelEngine, reply: Stepped) -> None:
         if reply.no_room is None:
             return
         victims = reply.no_room.victims
@@ -186,14 +195,12 @@ class Pool(RuleBasedStateMachine):
             assert victims == [elder]
             assert self.running() == 1
         assert victims or reply.no_room.waiting_on
-        self.last_no_room = reply.no_room
 
-    def maybe_repeat(self, data: st.DataObject, engine: ModelEngine, parts: dict[str, Any], reply: Stepped) -> None:
-        if data.draw(flips, label="repeat") == 0:
-            again = self.manager.handle(Step(epoch=engine.epoch, num=engine.num, done_step=engine.done, **parts))
-            assert again == reply
-            gap = self.manager.handle(Step(epoch=engine.epoch, num=engine.num + 2, done_step=engine.done))
-            assert isinstance(gap, BadRequest)
+    def repeat(self, engine: ModelEngine, parts: dict[str, Any], reply: Stepped) -> None:
+        again = self.manager.handle(Step(epoch=engine.epoch, num=engine.num, done_step=engine.done, **parts))
+        assert again == reply
+        gap = self.manager.handle(Step(epoch=engine.epoch, num=engine.num + 2, done_step=engine.done))
+        assert isinstance(gap, BadRequest)
 
     def stats(self) -> Stats:
         stats = self.manager.handle_admin(GetStats())
@@ -211,11 +218,11 @@ class Pool(RuleBasedStateMachine):
 
     # --- the ways out ---
 
-    @rule(data=st.data(), how=st.sampled_from(["exit", "register", "leave"]))
-    def lose_engine(self, data: st.DataObject, how: str) -> None:
-        if data.draw(flips, label="really") > 0:
-            return
-        engine = self.pick(data)
+    @rule(index=indices, how=st.sampled_from(["exit", "register", "leave"]))
+    @precondition(lambda self: self.num_steps > 20)
+    def lose_engine(self, index: int, how: str) -> None:
+        self.num_steps = 0
+        engine = self.engines[index % self.num_engines]
         old = engine.epoch
         engine.reqs.clear()
         if how == "exit":
@@ -243,9 +250,9 @@ class Pool(RuleBasedStateMachine):
         if draft is not None:
             draft.acknowledge(engine.epoch)
 
-    @rule(data=st.data(), how=st.sampled_from(["join", "exit", "leave"]))
-    def change_draft(self, data: st.DataObject, how: str) -> None:
-        engine = self.pick(data)
+    @rule(index=indices, how=st.sampled_from(["join", "exit", "leave"]))
+    def change_draft(self, index: int, how: str) -> None:
+        engine = self.engines[index % self.num_engines]
         draft = self.drafts.pop(engine.name, None)
         if draft is not None and how == "exit":
             self.manager.client_exited(draft.epoch)
@@ -344,13 +351,13 @@ class Windowed(Pool):
 class Roomy(Pool):
     """Large enough that nothing is evicted unless asked to: hits are exactly what the model says."""
 
-    num_frames = 200
+    num_frames = 60
 
 
 class RoomyWindowed(Windowed):
     """The same with a window that is no whole number of pages."""
 
-    num_frames = 200
+    num_frames = 60
     kinds = (TARGET, windowed(DRAFT, 3))
     window = 3
 
@@ -358,7 +365,7 @@ class RoomyWindowed(Windowed):
 class Limited(TwoEngines):
     """Quotas for an engine and a salt, lfu, and a low watermark."""
 
-    num_frames = 16
+    num_frames = 13
     config: ClassVar[dict[str, Any]] = {
         "engine_quota_frames": {"e0": 9},
         "salt_quota_frames": {"s": 7},

@@ -1,0 +1,210 @@
+"""The whole stack on a tiny model: memory pressure, killed processes, one pool for target and draft."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.served import Served, chat
+from tests.support.tiny_server import prompt, write_tiny_drafter, write_tiny_model
+
+pytestmark = pytest.mark.slow
+
+NUM_REQUESTS = 32
+FLAGS = ["--dtype", "float32", "--page-size", "4", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's folder."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def drafter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its drafter's folder."""
+    return write_tiny_drafter(tmp_path_factory.mktemp("drafter") / "drafter", tiny)
+
+
+def work(num: int = NUM_REQUESTS, max_tokens: int = 60) -> list[dict[str, Any]]:
+    """Requests of unlike lengths, some with a prefix in common, each with its seed."""
+    return [
+        chat(prompt(index % 9, 20 + index), temperature=1.0, seed=index, max_tokens=max_tokens, ignore_eos=True)
+        for index in range(num)
+    ]
+
+
+@pytest.fixture(scope="module")
+def quiet_texts(tiny: Path) -> list[str]:
+    """Texts of `work` one at a time in a big pool without speculation."""
+    with Served([*FLAGS, "--model-path", str(tiny), "--mem-bytes", "64M"]) as server:
+        return [answer.text for answer in server.chat_all(work(), 1)]
+
+
+def check_idle(server: Served) -> dict[str, Any]:
+    """Every page is free or in the tree, and the service's check finds nothing."""
+    for _ in range(100):
+        body = server.get("/check")
+        if body["idle"] and all(pages["limbo"] == 0 for pages in body["pages"].values()):
+            break
+    assert body["idle"]
+    assert body["problems"] == []
+    assert body["leaked_bytes"] == 0
+    for pages in body["pages"].values():
+        assert pages["private"] == pages["quarantine"] == pages["limbo"] == 0
+    return body
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_a_third_of_the_memory_gives_the_same_texts(
+    tiny: Path, drafter: Path, quiet_texts: list[str], speculative: bool
+) -> None:
+    flags = [*FLAGS, "--model-path", str(tiny), "--context-length", "384"]
+    if speculative:
+        flags += ["--speculative-draft-model-path", str(drafter)]
+    with Served([*flags, "--mem-bytes", "64M"]) as server:
+        token_bytes = pool_token_bytes(server)
+        exchange = server.get("/server_info")["memory_plan"]["exchange_bytes"]
+        answers = server.chat_all(work(), NUM_REQUESTS)
+        assert [answer.text for answer in answers] == quiet_texts
+    tight = exchange + sum(answer.usage["total_tokens"] for answer in answers) * token_bytes // 3
+    with Served([*flags, "--mem-bytes", str(tight)]) as server:
+        answers = server.chat_all(work(), NUM_REQUESTS)
+        assert [answer.text for answer in answers] == quiet_texts
+        assert {answer.finish_reason for answer in answers} == {"length"}
+        assert metric(server, "memsvc_retracts_total") + metric(server, "memsvc_no_room_total") > 0
+        check_idle(server)
+
+
+def pool_token_bytes(server: Served) -> int:
+    """Bytes of one token in all kinds."""
+    kinds = server.get("/server_info")["memory_plan"]["kinds"]
+    return sum(kind["stride_bytes"] // kind["tokens_per_page"] for kind in kinds)
+
+
+def metric(server: Served, name: str, **labels: str) -> float:
+    """The sum of the samples of that name that carry these labels."""
+    text = httpx.get(server.url + "/metrics", timeout=30).text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path, drafter: Path) -> Iterator[Served]:
+    """A speculative server for tests that leave it serving."""
+    flags = [*FLAGS, "--model-path", str(tiny), "--mem-bytes", "64M", "--speculative-draft-model-path", str(drafter)]
+    with Served(flags) as served:
+        yield served
+
+
+@pytest.mark.parametrize("role", ["draft", "target", "tokenizer", "memsvc"])
+def test_a_killed_process_costs_no_request_and_no_text(server: Served, quiet_texts: list[str], role: str) -> None:
+    answers = asyncio.run(streams_with_a_kill(server, lambda: os.kill(server.child(role), signal.SIGKILL)))
+    assert answers == quiet_texts
+    check_idle(server)
+
+
+async def streams_with_a_kill(server: Served, kill: Callable[[], None]) -> list[str]:
+    """All of `work` as streams; kill runs when half of them have begun to give text."""
+    begun = 0
+    done = False
+
+    async def one(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
+        nonlocal begun, done
+        text = ""
+        terminal = 0
+        async with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as reply:
+            assert reply.status_code == 200
+            async for line in reply.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                chunk = httpx.Response(200, content=line.removeprefix("data: ")).json()
+                assert "error" not in chunk, chunk
+                choice = chunk["choices"][0]
+                begun += not text and bool(choice["delta"].get("content"))
+                text += choice["delta"].get("content") or ""
+                terminal += choice["finish_reason"] is not None
+                if begun >= NUM_REQUESTS // 2 and not done:
+                    done = True
+                    kill()
+        assert terminal == 1
+        return text
+
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        return list(await asyncio.gather(*(one(client, body) for body in work())))
+
+
+def test_a_front_killed_with_open_requests_leaves_nothing_behind(server: Served) -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            tasks = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for body in work()]
+            while metric(server, "memsvc_requests_running") < 4:
+                await asyncio.sleep(0.01)
+            os.kill(server.child("front"), signal.SIGKILL)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+    wait_healthy(server)
+    check_idle(server)
+    assert len(server.chat_all(work(4), 4)) == 4
+
+
+def wait_healthy(server: Served) -> None:
+    """Until /health says so."""
+    for _ in range(600):
+        try:
+            if httpx.get(server.url + "/health", timeout=10).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("not healthy again:\n" + "".join(server.lines[-30:]))
+
+
+@pytest.mark.parametrize("heavy", ["target", "draft"])
+def test_target_heavy_and_draft_heavy_loads_both_fill_the_one_pool(tiny: Path, tmp_path: Path, heavy: str) -> None:
+    # A drafter of one layer holds a third of the target's bytes per token, one of nine layers three times as much.
+    layers = 1 if heavy == "target" else 9
+    drafter = write_tiny_drafter(tmp_path / "drafter", tiny, num_hidden_layers=layers, sliding_window=4096)
+    flags = [*FLAGS, "--model-path", str(tiny), "--context-length", "384", "--mem-bytes", "2M"]
+    with Served([*flags, "--speculative-draft-model-path", str(drafter)]) as served:
+        shares = asyncio.run(filled_under_pressure(served))
+        kinds = {name: metric(served, "memsvc_kind_bytes", kind=name) for name in ("target_kv", "draft_kv")}
+        check_idle(served)
+    assert sum(shares) / len(shares) > 0.95
+    assert (kinds["draft_kv"] > kinds["target_kv"]) == (heavy == "draft")
+
+
+async def filled_under_pressure(served: Served) -> list[float]:
+    """Shares of the arena in use (private, tree, limbo, and what is not the pool's), sampled once it is full."""
+    arena = metric(served, "memsvc_arena_bytes")
+    frame = metric(served, "memsvc_frame_bytes")
+    fixed = frame * (metric(served, "memsvc_frames", state="dummy") + metric(served, "memsvc_frames", state="exchange"))
+    shares: list[float] = []
+
+    async def load() -> None:
+        await asyncio.to_thread(served.chat_all, work(96, 80), NUM_REQUESTS)
+
+    task = asyncio.create_task(load())
+    is_full = False
+    while not task.done():
+        used = sum(metric(served, "memsvc_page_bytes", state=state) for state in ("private", "tree", "pinned", "limbo"))
+        is_full = (
+            is_full or metric(served, "memsvc_no_room_total") > 0 or metric(served, "memsvc_evicted_pages_total") > 0
+        )
+        if is_full:
+            shares.append((used + fixed) / arena)
+        await asyncio.sleep(0.02)
+    await task
+    return shares

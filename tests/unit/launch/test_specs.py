@@ -1,0 +1,85 @@
+"""What each process is handed: a config that it can read, and no secrets but to the front."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from draft_worker.config import DraftConfig
+from launch.__main__ import ready_line
+from launch.config import LaunchConfig
+from launch.http.config import API_KEY_ENV, FrontConfig
+from launch.http.listen import bind_tcp
+from launch.planner import make_plan
+from launch.specs import PACKAGES, Run
+from memsvc.config import MemConfig, read_config
+from target_worker.config import TargetConfig
+from tests.support.model_folders import models_of, with_draft
+from tokenizer_proc.config import TokenizerConfig
+
+CONFIGS = {
+    "memsvc": MemConfig,
+    "draft": DraftConfig,
+    "target": TargetConfig,
+    "tokenizer": TokenizerConfig,
+    "front": FrontConfig,
+}
+
+
+def make_run(tmp_path: Path, config: LaunchConfig) -> Run:
+    models = models_of(tmp_path, config)
+    pool, plan = make_plan(config, models, available=1 << 34)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o700)
+    return Run(
+        config=config,
+        model_path=tmp_path / "target",
+        models=models,
+        pool=pool,
+        plan=plan,
+        run_dir=run_dir,
+        listener=bind_tcp("127.0.0.1", 0),
+        command=("python", "-m", "launch"),
+    )
+
+
+def test_every_process_can_read_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(API_KEY_ENV, "secret")
+    config = with_draft(tmp_path, api_key="secret", max_running_requests=5, num_drafts=3, dtype="float32")
+    run = make_run(tmp_path, config)
+    assert run.roles == ("memsvc", "draft", "tokenizer", "target", "front")
+    with run.listener:
+        for role in run.roles:
+            spec = run.spec(role, 4)
+            assert list(spec.command[1:4]) == ["-m", PACKAGES[role], "--config"]
+            data = Path(spec.command[4]).read_bytes()
+            read = msgspec.json.decode(data, type=CONFIGS[role])
+            assert read.run_dir == str(run.run_dir)
+            assert b"secret" not in data
+            assert (spec.env.get(API_KEY_ENV) == "secret") == (role == "front")
+            assert bool(spec.pass_fds) == (role == "front")
+    target = msgspec.json.decode((run.run_dir / "target.json").read_bytes(), type=TargetConfig)
+    assert (target.draft, target.num_draft_tokens, target.target_layer_ids) == (True, 3, (1, 14, 27))
+    assert target.max_step_rows * run.models.feature_row_bytes == run.plan.exchange_bytes
+    front = msgspec.json.decode((run.run_dir / "front.json").read_bytes(), type=FrontConfig)
+    assert (front.generation, front.block_size, front.requires_key, front.plan) == (4, 4, True, run.plan)
+    assert read_config(run.run_dir / "memsvc.json").pool == run.pool
+
+
+def test_the_ready_line_says_where_and_with_what(tmp_path: Path):
+    run = make_run(tmp_path, LaunchConfig(served_model_name=("toy", "other")))
+    with run.listener:
+        port = run.listener.getsockname()[1]
+        pool = f"{run.plan.arena_bytes} bytes ({run.plan.pool_tokens} tokens)"
+        assert ready_line(run) == (
+            f"ready http://127.0.0.1:{port} model=toy max_running=32 pool={pool} speculation=off"
+        )
+        assert run.roles == ("memsvc", "tokenizer", "target", "front")
+
+
+def test_a_port_in_use_is_named():
+    with bind_tcp("127.0.0.1", 0) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
+            bind_tcp("127.0.0.1", port)
