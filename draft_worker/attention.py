@@ -12,8 +12,11 @@ from draft_worker.shape import DraftShape, LayerAttention
 from memsvc.device.kv_pool import KvPool
 from memsvc.device.page_table import PageTables
 
-FEW_PAGES = 16
+FEW_PAGES = 4
 """Gathering this many pages in vain costs less than another call of the kernel."""
+
+SIMILAR = 2 / 3
+"""A request shares a call with one whose context is this share of its own, or more."""
 
 
 class Attend(Protocol):
@@ -31,19 +34,24 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ContextGroup:
-    """Requests of one batch with contexts of similar length, gathered with one padded page table.
+    """Requests of one batch with contexts of similar length, attended as one padded batch.
 
-    Shapes: m requests, p pages, S = p * page_size context places, B block rows.
+    Shapes: m requests, S places: p pages of context, then the block's B rows in pages of their own.
     """
 
     members: torch.Tensor | None
     """int64 [m]: places in the batch; None if it is the whole batch in order."""
     page_ids: torch.Tensor
-    """int64 [m, p]"""
+    """int64 [m, S / page_size]; the dummy page past a request's context, where the block comes to lie."""
+    block_at: int
+    """Place of the block's first row."""
     unused: torch.Tensor
     """int64: places of [m * S] that no row may see. Their bytes may be anything, NaN too."""
     mask: torch.Tensor
-    """Added to the logits, [m, 1, B * heads per kv head, S + B]: 0 or -inf. One row if all rows see the same."""
+    """Added to the logits, [m, 1, B * heads per kv head, S]: 0 or -inf. One row if all rows see the same."""
+    keys: torch.Tensor
+    values: torch.Tensor
+    """[m, S, kv_heads, d]: scratch for one layer at a time."""
 
 
 def block_sees(attention: LayerAttention, block_size: int) -> np.ndarray:
@@ -56,12 +64,12 @@ def block_sees(attention: LayerAttention, block_size: int) -> np.ndarray:
 
 
 def similar_lengths(num_pages: np.ndarray) -> list[np.ndarray]:
-    """Places of num_pages [n] in sets: the shortest of a set has half of the longest's pages, or few less."""
+    """Places of num_pages [n] in sets: the shortest of a set has most of the longest's pages, or few less."""
     sets = []
     left = np.arange(len(num_pages))
     while len(left):
         longest = num_pages[left].max()
-        near = num_pages[left] >= min(longest / 2, longest - FEW_PAGES)
+        near = num_pages[left] >= min(longest * SIMILAR, longest - FEW_PAGES)
         sets.append(left[near])
         left = left[~near]
     return sets
@@ -71,59 +79,62 @@ class ContextPlan:
     """Which pages a batch gathers and what each row sees, for all layers with one kind of attention."""
 
     def __init__(
-        self, shape: DraftShape, attention: LayerAttention, batch: BlockBatch, tables: PageTables, dtype: torch.dtype
+        self, shape: DraftShape, attention: LayerAttention, batch: BlockBatch, tables: PageTables, pool: KvPool
     ) -> None:
-        """dtype is that of the queries."""
-        self._shape = shape
-        self._dtype = dtype
+        self._group_size = shape.num_heads // shape.num_kv_heads
         self._attention = attention
         self._batch = batch
         self._tables = tables
+        self._pool = pool
         end = batch.anchor_pos
         start = batch.context_start
         if attention.window:
             # Row 0 sees furthest back.
             start = np.maximum(start, end - attention.window + 1)
         self._start = np.minimum(start, end)
-        first = self._start // tables.page_size
-        num_pages = np.where(self._start < end, -(-end // tables.page_size) - first, 0)
-        sets = similar_lengths(num_pages)
-        self.groups = [self._group(members, first, num_pages) for members in sets]
+        self._first = self._start // tables.page_size
+        self._num_pages = np.where(self._start < end, -(-end // tables.page_size) - self._first, 0)
+        self.groups = [self._group(members) for members in similar_lengths(self._num_pages)]
 
-    def _group(self, members: np.ndarray, first: np.ndarray, num_pages: np.ndarray) -> ContextGroup:
-        page_size = self._tables.page_size
-        p = max(1, int(num_pages[members].max()))
-        steps = np.arange(p)
-        columns = np.minimum(first[members, None] + steps, self._tables.max_pages - 1)
+    def _group(self, members: np.ndarray) -> ContextGroup:
+        page_size, shape = self._tables.page_size, self._pool.shape
+        first, num_pages = self._first[members, None], self._num_pages[members, None]
+        block_at = int(num_pages.max()) * page_size
+        steps = np.arange(num_pages.max() - (-self._batch.block_size // page_size))
+        columns = np.minimum(first + steps, self._tables.max_pages - 1)
         pages = self._tables.table.numpy()[self._batch.rows[members, None], columns].astype(np.int64)
-        pages *= steps < num_pages[members, None]
-        positions = first[members, None] * page_size + np.arange(p * page_size)
+        positions = first * page_size + np.arange(len(steps) * page_size)
         used = (positions >= self._start[members, None]) & (positions < self._batch.anchor_pos[members, None])
+        mask = self._mask(members, positions[:, :block_at], used)
+        used[:, block_at : block_at + self._batch.block_size] = True
         device = self._tables.device
+        form = (*used.shape, shape.num_kv_heads, shape.head_dim)
         return ContextGroup(
             members=None if len(members) == len(self._batch) else torch.from_numpy(members).to(device),
-            page_ids=torch.from_numpy(pages).to(device),
+            page_ids=torch.from_numpy(pages * (steps < num_pages)).to(device),
+            block_at=block_at,
             unused=torch.from_numpy(np.flatnonzero(~used)).to(device),
-            mask=self._mask(members, positions, used).to(device),
+            mask=mask.to(device),
+            keys=torch.empty(form, dtype=shape.dtype, device=device),
+            values=torch.empty(form, dtype=shape.dtype, device=device),
         )
 
     def _mask(self, members: np.ndarray, positions: np.ndarray, used: np.ndarray) -> torch.Tensor:
+        """positions [m, block_at] of the context's places; used [m, S]."""
         block_size, window = self._batch.block_size, self._attention.window
+        block_at = positions.shape[1]
         inside = block_sees(self._attention, block_size)
-        seen = used[:, None]
         rows = self._batch.positions[members]
-        if window and (rows[:, -1] - self._start[members] >= window).any():
-            seen = seen & (rows[:, :, None] - positions[:, None] < window)
-        if seen.shape[1] == 1 and inside.all():
-            inside = inside[:1]
-        num_rows = max(seen.shape[1], inside.shape[0])
-        shape = (len(members), num_rows)
-        seen = np.broadcast_to(seen, (*shape, seen.shape[2]))
-        both = np.concatenate([seen, np.broadcast_to(inside, (*shape, block_size))], axis=2)
-        mask = torch.zeros(both.shape, dtype=self._dtype)
-        mask.masked_fill_(torch.from_numpy(~both), -torch.inf)
+        edged = bool(window) and bool((rows[:, -1] - self._start[members] >= window).any())
+        num_rows = 1 if inside.all() and not edged else block_size
+        seen = np.repeat(used[:, None], num_rows, axis=1)
+        if edged:
+            seen[:, :, :block_at] &= rows[:, :, None] - positions[:, None] < window
+        seen[:, :, block_at : block_at + block_size] = inside[:num_rows]
+        mask = torch.zeros(seen.shape, dtype=self._pool.shape.dtype)
+        mask.masked_fill_(torch.from_numpy(~seen), -torch.inf)
         if num_rows > 1:
-            mask = mask.repeat_interleave(self._shape.num_heads // self._shape.num_kv_heads, dim=1)
+            mask = mask.repeat_interleave(self._group_size, dim=1)
         return mask[:, None]
 
 
@@ -132,7 +143,7 @@ class PagedAttention:
 
     def __init__(self, shape: DraftShape, pool: KvPool, tables: PageTables, batch: BlockBatch) -> None:
         self._pool = pool
-        plans = {kind: ContextPlan(shape, kind, batch, tables, pool.shape.dtype) for kind in set(shape.layers)}
+        plans = {kind: ContextPlan(shape, kind, batch, tables, pool) for kind in set(shape.layers)}
         self._plans = [plans[kind] for kind in shape.layers]
 
     def __call__(
@@ -156,11 +167,12 @@ class PagedAttention:
         sink: torch.Tensor | None,
     ) -> torch.Tensor:
         q, k, v = block
-        keys, values = self._pool.gather(layer, group.page_ids)
-        for part in (keys, values):
+        keys, values = self._pool.gather(layer, group.page_ids, out=(group.keys, group.values))
+        for gathered, own in ((keys, k), (values, v)):
             # A masked key's logit is -inf whatever the key, but NaN plus -inf is NaN, and so is 0 * NaN.
-            part.flatten(0, 1).index_fill_(0, group.unused, 0)
-        return attend_block(q, torch.cat([keys, k], dim=1), torch.cat([values, v], dim=1), group.mask, sink)
+            gathered.flatten(0, 1).index_fill_(0, group.unused, 0)
+            gathered[:, group.block_at : group.block_at + own.shape[1]] = own
+        return attend_block(q, keys, values, group.mask, sink)
 
 
 def attend_block(

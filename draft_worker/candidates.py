@@ -62,8 +62,9 @@ def _first_best(values: torch.Tensor, k: int) -> torch.Tensor:
 
     Each number becomes an integer whose order is (value, earlier place first), so no two are equal.
     """
-    bits = (values + 0.0).view(torch.int32).to(torch.int64)
-    ordered = bits ^ ((bits >> 63) & 0x7FFFFFFF)
-    backwards = torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
-    keys = ((ordered << _ID_BITS) | backwards).topk(k, dim=1).values
-    return values.shape[1] - 1 - (keys & ((1 << _ID_BITS) - 1))
+    bits = (values + 0.0).view(torch.int32)
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    keys = bits.to(torch.int64).bitwise_left_shift_(_ID_BITS)
+    keys |= torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
+    best = keys.topk(k, dim=1).values
+    return values.shape[1] - 1 - (best & ((1 << _ID_BITS) - 1))

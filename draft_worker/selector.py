@@ -25,6 +25,6 @@ class CandidateSelector:
         """
         r = F.linear(z, self.hidden_projection).float()
         before = torch.cat([anchors[:, None, None].expand(-1, 1, ids.shape[2]), ids[:, :-1]], dim=1)
-        queries = F.embedding(before, self.predecessor).float() * r[:, :, None]
+        queries = F.embedding(before, self.predecessor).float().mul_(r[:, :, None])
         keys = F.embedding(ids, self.successor).float()
-        return queries @ keys.transpose(2, 3) + unary[:, :, None]
+        return (queries @ keys.transpose(2, 3)).add_(unary[:, :, None])

@@ -22,6 +22,24 @@ class Buckets:
             return 0
         return self.heads[kind][(mask & -mask).bit_length() - 1]
 
+    def shift_fullest(self, kind: int) -> int:
+        """Take one free page off the fullest frame: it moves to the next list, or out if it is full now."""
+        bit = self.mask[kind] & -self.mask[kind]
+        num_free = bit.bit_length() - 1
+        heads = self.heads[kind]
+        frame = heads[num_free]
+        after = heads[num_free] = self._next[frame]
+        if after:
+            self._prev[after] = 0
+        else:
+            self.mask[kind] ^= bit
+        if num_free > 1:
+            # the list below was empty, or it would have been the fullest
+            heads[num_free - 1] = frame
+            self._next[frame] = 0
+            self.mask[kind] |= bit >> 1
+        return frame
+
     def add(self, kind: int, frame: int, num_free: int) -> None:
         """Put the frame in front of its list."""
         heads = self.heads[kind]

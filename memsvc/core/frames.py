@@ -75,23 +75,18 @@ class FramePool:
 
     def take(self, kind: int, owner: int, now: float) -> int:
         """A free page, now private to owner. The caller has made sure that there is one (has_hole)."""
-        frame = self.locked_holes.fullest(kind)
-        if frame:
-            self.locked_holes.remove(kind, frame, self.num_free[frame])
+        if self.locked_holes.mask[kind]:
+            frame = self.locked_holes.shift_fullest(kind)
             self.spare[kind] -= 1
+            self.num_free[frame] -= 1
         else:
-            frame = self.loose_holes.fullest(kind)
-            if frame:
-                self.loose_holes.remove(kind, frame, self.num_free[frame])
-                self.num_loose -= 1
-            else:
-                frame = self._cut(kind)
-            self.spare[kind] += self.pages_per_frame[kind] - 1
-        page = self._pop_page(kind, frame)
+            frame = self._lock_one(kind)
         self.num_blocked[frame] += 1
-        left = self.num_free[frame] = self.num_free[frame] - 1
-        if left:
-            self.locked_holes.add(kind, frame, left)
+        page = self.first_free[frame]
+        if page and not self.unsure:
+            self.first_free[frame] = self.next_free[kind][page]
+        else:
+            page = self._pop_page(kind, frame)
         counts = self.counts[kind]
         counts[FREE] -= 1
         counts[PRIVATE] += 1
@@ -99,6 +94,20 @@ class FramePool:
         self.owner[kind][page] = owner
         self.stamp[kind][page] = now
         return page
+
+    def _lock_one(self, kind: int) -> int:
+        """A loose or empty frame becomes a locked one; its count of free pages is lowered by one already."""
+        frame = self.loose_holes.fullest(kind)
+        if frame:
+            self.loose_holes.remove(kind, frame, self.num_free[frame])
+            self.num_loose -= 1
+        else:
+            frame = self._cut(kind)
+        self.spare[kind] += self.pages_per_frame[kind] - 1
+        left = self.num_free[frame] = self.num_free[frame] - 1
+        if left:
+            self.locked_holes.add(kind, frame, left)
+        return frame
 
     def _cut(self, kind: int) -> int:
         frame = self.empty.pop()
@@ -177,46 +186,51 @@ class FramePool:
 
     def block(self, kind: int, pages: "array[int] | list[int]") -> None:
         """Evictable pages cannot be evicted any more."""
-        per_frame, num_blocked = self.pages_per_frame[kind], self.num_blocked
-        in_locked = 0
+        per_frame, num_blocked, num_free = self.pages_per_frame[kind], self.num_blocked, self.num_free
+        locked = 0
         for page in pages:
             frame = page // per_frame
             blocked = num_blocked[frame]
             num_blocked[frame] = blocked + 1
-            if blocked:
-                in_locked += 1
-            else:
-                self._lock_frame(kind, frame)
-        self.spare[kind] -= in_locked
-
-    def _lock_frame(self, kind: int, frame: int) -> None:
-        self.spare[kind] += self.pages_per_frame[kind] - 1
-        self.num_loose -= 1
-        free = self.num_free[frame]
-        if free:
-            self.loose_holes.remove(kind, frame, free)
-            self.locked_holes.add(kind, frame, free)
+            if not blocked:
+                locked += 1
+                if num_free[frame]:
+                    self.loose_holes.remove(kind, frame, num_free[frame])
+                    self.locked_holes.add(kind, frame, num_free[frame])
+        self.num_loose -= locked
+        self.spare[kind] += locked * per_frame - len(pages)
 
     def unblock(self, kind: int, pages: "array[int] | list[int]") -> None:
         """Blocked pages of the tree can be evicted again."""
-        per_frame, num_blocked = self.pages_per_frame[kind], self.num_blocked
-        in_locked = 0
+        per_frame, num_blocked, num_free = self.pages_per_frame[kind], self.num_blocked, self.num_free
+        loosened = 0
         for page in pages:
             frame = page // per_frame
             blocked = num_blocked[frame] = num_blocked[frame] - 1
-            if blocked:
-                in_locked += 1
-            else:
-                self._loosen_frame(kind, frame)
-        self.spare[kind] += in_locked
+            if not blocked:
+                loosened += 1
+                if num_free[frame]:
+                    self.locked_holes.remove(kind, frame, num_free[frame])
+                    self.loose_holes.add(kind, frame, num_free[frame])
+        self.num_loose += loosened
+        self.spare[kind] += len(pages) - loosened * per_frame
 
-    def _loosen_frame(self, kind: int, frame: int) -> None:
-        self.spare[kind] -= self.pages_per_frame[kind] - 1
-        self.num_loose += 1
-        free = self.num_free[frame]
-        if free:
-            self.locked_holes.remove(kind, frame, free)
-            self.loose_holes.add(kind, frame, free)
+    def lock(self, kind: int, pages: "array[int] | list[int]") -> None:
+        """One more lock on each of these pages of the tree; block those that had none."""
+        refs = self.refs[kind]
+        for page in pages:
+            refs[page] += 1
+        self.block(kind, [page for page in pages if refs[page] == 1])
+
+    def unlock(self, kind: int, pages: "array[int] | list[int]", now: float) -> None:
+        """One lock less on each of these pages; unblock those that have none left."""
+        refs, stamp = self.refs[kind], self.stamp[kind]
+        for page in pages:
+            left = refs[page] = refs[page] - 1
+            if not left:
+                stamp[page] = now
+        assert all(refs[page] >= 0 for page in pages), f"kind {kind}: unlocked more often than locked: {pages}"
+        self.unblock(kind, [page for page in pages if not refs[page]])
 
     def set_state(self, kind: int, page: int, state: int) -> None:
         """From one blocked state to another, or between tree and pinned."""

@@ -78,25 +78,11 @@ class PageStore:
 
     def lock_pages(self, kind: int, pages: list[int]) -> None:
         """Hold draft pages of the tree; the caller holds the path through them."""
-        refs = self.pool.refs[kind]
-        fresh = []
-        for page in pages:
-            refs[page] += 1
-            if refs[page] == 1:
-                fresh.append(page)
-        self.pool.block(kind, fresh)
+        self.pool.lock(kind, pages)
 
     def unlock_pages(self, kind: int, pages: list[int]) -> None:
         """Let go of draft pages. The caller then names their place with note_unlocked()."""
-        refs, stamp = self.pool.refs[kind], self.pool.stamp[kind]
-        loose = []
-        for page in pages:
-            refs[page] -= 1
-            if not refs[page]:
-                stamp[page] = self.now
-                loose.append(page)
-            assert refs[page] >= 0, f"kind {kind} page {page} unlocked more often than locked"
-        self.pool.unblock(kind, loose)
+        self.pool.unlock(kind, pages, self.now)
 
     def note_unlocked(self, node: Node, low: int, high: int) -> None:
         """Draft pages [low, high) of the path to node were unlocked: where the path stays locked, queue them."""

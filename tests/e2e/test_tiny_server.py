@@ -36,7 +36,7 @@ def drafter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def work(num: int = NUM_REQUESTS, max_tokens: int = 60) -> list[dict[str, Any]]:
     """Requests of unlike lengths, some with a prefix in common, each with its seed."""
     return [
-        chat(prompt(index % 9, 20 + index), temperature=1.0, seed=index, max_tokens=max_tokens, ignore_eos=True)
+        chat(prompt(index % 9, 20 + index % 32), temperature=1.0, seed=index, max_tokens=max_tokens, ignore_eos=True)
         for index in range(num)
     ]
 
@@ -142,7 +142,9 @@ async def streams_with_a_kill(server: Served, kill: Callable[[], None]) -> list[
         return text
 
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
-        return list(await asyncio.gather(*(one(client, body) for body in work())))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(client, body)) for body in work()]
+    return [task.result() for task in tasks]
 
 
 def test_a_front_killed_with_open_requests_leaves_nothing_behind(server: Served) -> None:

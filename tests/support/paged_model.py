@@ -34,11 +34,16 @@ class ModelReq:
     written_len: int
     num_known: int
     """Tokens the service knows."""
-    forward: int = 0
-    """Step whose grants the newest forward uses."""
+    running: list[tuple[int, int, int]] = field(default_factory=list)
+    """Forwards that may still run: (step whose grants it uses, computed_len and written_len after it)."""
     final_len: int = 0
     """Rows of forwards that have ended, as is final_written of the draft."""
     final_written: int = 0
+
+    def settle(self, done_step: int) -> None:
+        """Forwards up to this step have ended."""
+        while self.running and self.running[0][0] <= done_step:
+            _, self.final_len, self.final_written = self.running.pop(0)
 
     def lose_draft(self) -> None:
         """The draft starts anew at what is final; no forward runs."""
@@ -111,7 +116,7 @@ class ArenaModel:
 
     def submit(self, step: int, req: ModelReq) -> None:
         """The forward of this step's grants reads the request's slots until done_step reaches it."""
-        req.forward = step
+        req.running.append((step, req.computed_len, req.written_len))
         self.in_flight.append((step, self.readable(req)))
 
     def done(self, step: int) -> None:

@@ -133,7 +133,9 @@ class Served:
                 assert reply.status_code == 200, reply.text
                 return read_answer(reply.json())
 
-            return list(await asyncio.gather(*(one(body) for body in bodies)))
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(body)) for body in bodies]
+        return [task.result() for task in tasks]
 
 
 def read_answer(body: dict[str, Any]) -> Answer:
