@@ -1,60 +1,58 @@
 """The best tokens of each row of logits, ties broken by the lowest id."""
 
+from dataclasses import dataclass
+
 import torch
 
 GROUP = 64
-"""Neighbouring tokens whose maximum is taken first."""
+"""Neighbouring tokens whose maximum is taken first; a power of two."""
 
-_SLAB_ROWS = 8
-"""Rows handled at a time, so that their fp32 copy stays in a core's cache."""
-
-_ID_BITS = 32
+_PLACE_BITS = 32
 
 
+@dataclass(frozen=True, slots=True)
 class CandidateFinder:
     """Finds the k best tokens of rows over a vocabulary, by (logit descending, id ascending).
 
     The k best tokens lie in the k best groups of neighbours, groups ordered by (maximum descending,
     place ascending): every group before the token's own holds a token that comes before it. So one
-    pass takes maxima and two selections run over few numbers. On a CPU that is four times faster
+    pass takes maxima and two selections run over few numbers. On a CPU that is several times faster
     than torch.topk, and unlike it exact about ties.
     """
 
-    def __init__(self, vocab_size: int, multiplier: float = 1.0, softcap: float = 0.0) -> None:
-        """multiplier and softcap (0 = off) are applied to the logits first: c * tanh(multiplier * x / c)."""
-        self._vocab_size = vocab_size
-        self._multiplier = multiplier
-        self._softcap = softcap
-        self._num_groups = -(-vocab_size // GROUP)
-        self._slab = torch.empty(0)
+    multiplier: float = 1.0
+    softcap: float = 0.0
+    """Logits count as c * tanh(multiplier * x / c), or multiplier * x if the cap c is 0."""
 
     def top(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(values fp32, token ids int64), each [m, k] in order, of logits [m, vocab_size]. k <= vocab_size."""
-        best = _first_best(self._group_maxima(logits), min(k, self._num_groups)).sort(dim=1).values
+        """(values fp32, token ids int64), each [m, k] in order, of logits [vocab, m]. k <= vocab."""
+        vocab_size = len(logits)
+        maxima = self._scaled(_group_maxima(logits).t())
+        best = _first_best(maxima, min(k, maxima.shape[1])).sort(dim=1).values
         ids = (best[:, :, None] * GROUP + torch.arange(GROUP, device=logits.device)).flatten(1)
-        past_end = ids >= self._vocab_size
-        near = self._scale(logits.gather(1, ids.masked_fill(past_end, 0)).float()).masked_fill_(past_end, -torch.inf)
+        past_end = ids >= vocab_size
+        near = self._scaled(logits.t().gather(1, ids.masked_fill(past_end, 0))).masked_fill_(past_end, -torch.inf)
         places = _first_best(near, k)
         return near.gather(1, places), ids.gather(1, places)
 
-    def _group_maxima(self, logits: torch.Tensor) -> torch.Tensor:
-        """fp32 [m, num_groups]"""
-        if self._slab.device != logits.device or not self._slab.numel():
-            width = self._num_groups * GROUP
-            self._slab = torch.full((_SLAB_ROWS, width), -torch.inf, device=logits.device)
-        maxima = torch.empty(logits.shape[0], self._num_groups, device=logits.device)
-        for part, out in zip(logits.split(_SLAB_ROWS), maxima.split(_SLAB_ROWS), strict=True):
-            slab = self._slab[: part.shape[0]]
-            self._scale(slab[:, : self._vocab_size].copy_(part))
-            torch.amax(slab.view(part.shape[0], self._num_groups, GROUP), dim=2, out=out)
-        return maxima
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """A copy in fp32 with multiplier and softcap."""
+        wide = logits.float() * self.multiplier
+        return wide.div_(self.softcap).tanh_().mul_(self.softcap) if self.softcap else wide
 
-    def _scale(self, wide: torch.Tensor) -> torch.Tensor:
-        if self._multiplier != 1.0:
-            wide.mul_(self._multiplier)
-        if self._softcap:
-            wide.div_(self._softcap).tanh_().mul_(self._softcap)
-        return wide
+
+def _group_maxima(logits: torch.Tensor) -> torch.Tensor:
+    """[groups, m] of logits [vocab, m]; the last group may be short."""
+    vocab_size, m = logits.shape
+    num_whole = vocab_size // GROUP
+    whole = logits[: num_whole * GROUP].view(num_whole, GROUP, m)
+    # Halving runs over long contiguous pieces: a fifth of the time of amax over the middle dimension.
+    while whole.shape[1] > 1:
+        half = whole.shape[1] // 2
+        whole = torch.maximum(whole[:, :half], whole[:, half:])
+    if num_whole * GROUP == vocab_size:
+        return whole[:, 0]
+    return torch.cat([whole[:, 0], logits[num_whole * GROUP :].amax(0, keepdim=True)])
 
 
 def _first_best(values: torch.Tensor, k: int) -> torch.Tensor:
@@ -62,9 +60,9 @@ def _first_best(values: torch.Tensor, k: int) -> torch.Tensor:
 
     Each number becomes an integer whose order is (value, earlier place first), so no two are equal.
     """
-    bits = (values + 0.0).view(torch.int32)
+    bits = (values + 0.0).contiguous().view(torch.int32)
     bits ^= (bits >> 31) & 0x7FFFFFFF
-    keys = bits.to(torch.int64).bitwise_left_shift_(_ID_BITS)
+    keys = bits.to(torch.int64).bitwise_left_shift_(_PLACE_BITS)
     keys |= torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
     best = keys.topk(k, dim=1).values
-    return values.shape[1] - 1 - (best & ((1 << _ID_BITS) - 1))
+    return values.shape[1] - 1 - (best & ((1 << _PLACE_BITS) - 1))

@@ -49,7 +49,7 @@ class Proposer:
         self._loops = route == "per_request"
         self._buckets = sorted(buckets)
         self._attention = MaterializedAttention if route == "materialized" else PagedAttention
-        self._finder = CandidateFinder(len(model.head), shape.output_multiplier, shape.final_logit_softcapping)
+        self._finder = CandidateFinder(shape.output_multiplier, shape.final_logit_softcapping)
 
     @torch.inference_mode()
     def propose(self, batch: BlockBatch, samplers: Sequence[RowSampler]) -> Drafts:
@@ -95,7 +95,7 @@ class Proposer:
         if model.selector is not None:
             top_k = model.shape.selector_top_k
         else:
-            top_k = 1 if plain else min(UNARY_TOP_K, logits.shape[1])
+            top_k = 1 if plain else min(UNARY_TOP_K, len(logits))
         unary, head_rows = (part.view(*z.shape[:2], top_k) for part in self._finder.top(logits, top_k))
         ids = model.token_ids(head_rows)
         if model.selector is None:

@@ -48,37 +48,54 @@ def setup_logging(role: str, level: str = "INFO") -> None:
     root.setLevel(level.upper())
 
 
-def install_sigterm(callback: Callable[[], object]) -> None:
-    """Call callback on SIGTERM, and on Ctrl-C for a process run by hand.
-
-    Inside a running asyncio loop the callback runs in the loop; otherwise in the main thread between
-    two byte codes, so there it should do no more than set a flag (see StopFlag).
-    """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: callback())
-        return
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, callback)
-
-
 class StopFlag:
     """A flag with a file descriptor: a blocking poll that watches fd wakes when the flag is set."""
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakes_on_signals = False
         self.is_set = False
 
     def set(self) -> None:
         """Safe in a signal handler and from other threads; fd stays readable from now on."""
         self.is_set = True
-        os.eventfd_write(self.fd, 1)
+        os.write(self._wake_fd, b"\0")
+
+    def wake_on_signals(self) -> None:
+        """Make fd readable when a signal arrives, even before its handler has run. Main thread only.
+
+        A signal between the last byte code and the poll below it has run no handler yet and interrupts
+        no system call; without this the poll would sleep through it.
+        """
+        signal.set_wakeup_fd(self._wake_fd)
+        self._wakes_on_signals = True
 
     def close(self) -> None:
-        """Give the descriptor back. The flag must not be set after this."""
+        """Give the descriptors back. The flag must not be set after this."""
+        if self._wakes_on_signals:
+            signal.set_wakeup_fd(-1)
         os.close(self.fd)
+        os.close(self._wake_fd)
+
+
+def install_sigterm(callback: Callable[[], object]) -> None:
+    """Call callback on SIGTERM, and on Ctrl-C for a process run by hand.
+
+    Inside a running asyncio loop the callback runs in the loop; otherwise in the main thread between
+    two byte codes, so there it should do no more than set a flag: pass StopFlag.set, which also wakes
+    polls that watch its fd.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        flag = getattr(callback, "__self__", None)
+        if isinstance(flag, StopFlag):
+            flag.wake_on_signals()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: callback())
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, callback)
 
 
 def announce(run_dir: Path, msg: Ready | Fatal) -> None:

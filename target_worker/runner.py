@@ -63,7 +63,7 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, segments: list[Segment]) -> torch.Tensor:
-        """float32 [sum of num_logits, vocab], in the order of the segments.
+        """Logits [sum of num_logits, vocab] in the model's dtype, in the order of the segments.
 
         Writes K and V of every row to its slot, and features of row r, counted over all segments, to
         feature_out[r]. Tokens of a request may be spread over several segments: a layer's K and V are

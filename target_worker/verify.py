@@ -8,7 +8,7 @@ import torch
 
 from memsvc.device.noise import seed_words, uniform_noise
 from memsvc.device.row_sampler import RowSampler
-from memsvc.device.sampling import sample_rows
+from memsvc.device.sampling import argmax_rows, sample_rows
 from memsvc.wire.base import FinishReason
 
 
@@ -28,7 +28,7 @@ class VerifyRow:
 def verify_blocks(logits: torch.Tensor, rows: Sequence[VerifyRow], simulate: float = 0.0) -> list[list[int]]:
     """The tokens each request emits: accepted drafts, then the target's own token. At least one each.
 
-    logits float32 [sum of num_rows, vocab], the requests' rows one after another. Row j's token is
+    logits [sum of num_rows, vocab], the requests' rows one after another. Row j's token is
     sampled with the counts of all tokens before it; draft j + 1 is accepted iff it is that token. A stop
     token or the max_tokens-th is the last one emitted. Samplers are pushed what is emitted.
     simulate > 0 accepts whatever was drafted, simulate tokens in the mean, for load tests.
@@ -82,7 +82,7 @@ def _argmaxes(logits: torch.Tensor, rows: Sequence[VerifyRow], firsts: list[int]
     if not plain:
         return {}
     wanted = [firsts[i] + j for i in plain for j in range(rows[i].num_rows)]
-    tokens = iter((logits if len(wanted) == len(logits) else logits[wanted]).argmax(-1).tolist())
+    tokens = iter(argmax_rows(logits if len(wanted) == len(logits) else logits[wanted]))
     return {i: [next(tokens) for _ in range(rows[i].num_rows)] for i in plain}
 
 

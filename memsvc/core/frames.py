@@ -42,7 +42,7 @@ class FramePool:
         self.refs = [array("i", bytes(4 * num_frames * n)) for n in pages_per_frame]
         """Lock counts by page; used for aux kinds only."""
         self.owner = [array("q", bytes(8 * num_frames * n)) for n in pages_per_frame]
-        """uid of the request that took the page last."""
+        """uid of the request that had the page last; set by who takes it."""
         self.stamp = [array("d", bytes(8 * num_frames * n)) for n in pages_per_frame]
         """When the page was taken, or last unlocked."""
         links = (array("i", frame_zeros), array("i", frame_zeros))
@@ -73,45 +73,42 @@ class FramePool:
         """Whether take() needs no eviction."""
         return bool(self.locked_holes.mask[kind] or self.loose_holes.mask[kind] or self.empty)
 
-    def take(self, kind: int, owner: int, now: float) -> int:
-        """A free page, now private to owner. The caller has made sure that there is one (has_hole)."""
-        if self.locked_holes.mask[kind]:
-            frame = self.locked_holes.shift_fullest(kind)
-            self.spare[kind] -= 1
-            self.num_free[frame] -= 1
-        else:
-            frame = self._lock_one(kind)
-        self.num_blocked[frame] += 1
-        page = self.first_free[frame]
-        if page and not self.unsure:
-            self.first_free[frame] = self.next_free[kind][page]
-        else:
-            page = self._pop_page(kind, frame)
-        counts = self.counts[kind]
-        counts[FREE] -= 1
-        counts[PRIVATE] += 1
-        self.state[kind][page] = PRIVATE
-        self.owner[kind][page] = owner
-        self.stamp[kind][page] = now
-        return page
+    def take(self, kind: int, num_pages: int, now: float) -> list[int]:
+        """At most num_pages free pages of one frame, now private; the caller names their owner.
 
-    def _lock_one(self, kind: int) -> int:
-        """A loose or empty frame becomes a locked one; its count of free pages is lowered by one already."""
+        At least one; the caller has made sure that there is (has_hole).
+        """
+        frame, per_frame = self.locked_holes.fullest(kind), self.pages_per_frame[kind]
+        if frame:
+            free = self.num_free[frame]
+            self.locked_holes.remove(kind, frame, free)
+        else:
+            frame = self._loose_frame(kind)
+            free = self.num_free[frame]
+            self.spare[kind] += per_frame
+        num = min(num_pages, free)
+        pages = self._pop_pages(kind, frame, num)
+        self.num_blocked[frame] += num
+        self.spare[kind] -= num
+        left = self.num_free[frame] = free - num
+        if left:
+            self.locked_holes.add(kind, frame, left)
+        counts, states, stamp = self.counts[kind], self.state[kind], self.stamp[kind]
+        counts[FREE] -= num
+        counts[PRIVATE] += num
+        for page in pages:
+            states[page] = PRIVATE
+            stamp[page] = now
+        return pages
+
+    def _loose_frame(self, kind: int) -> int:
+        """A frame without blocked pages that is about to get one: a loose one with a free page, or an empty one."""
         frame = self.loose_holes.fullest(kind)
         if frame:
             self.loose_holes.remove(kind, frame, self.num_free[frame])
             self.num_loose -= 1
-        else:
-            frame = self._cut(kind)
-        self.spare[kind] += self.pages_per_frame[kind] - 1
-        left = self.num_free[frame] = self.num_free[frame] - 1
-        if left:
-            self.locked_holes.add(kind, frame, left)
-        return frame
-
-    def _cut(self, kind: int) -> int:
-        frame = self.empty.pop()
-        per_frame = self.pages_per_frame[kind]
+            return frame
+        frame, per_frame = self.empty.pop(), self.pages_per_frame[kind]
         self.frame_kind[frame] = kind + 1
         self.num_free[frame] = per_frame
         self.first_free[frame] = self.num_handed[frame] = 0
@@ -122,24 +119,27 @@ class FramePool:
         self.counts[kind][FREE] += per_frame
         return frame
 
-    def _pop_page(self, kind: int, frame: int) -> int:
-        page = self.first_free[frame]
-        if page:
-            self.first_free[frame] = self.next_free[kind][page]
-            clean = True
-        else:
-            offset = self.num_handed[frame]
-            self.num_handed[frame] = offset + 1
-            page = frame * self.pages_per_frame[kind] + offset
-            clean = offset < self._num_clean[frame]
-            if not clean:
-                self._num_clean[frame] = offset + 1
-        if self.unsure and (kind, page) in self.unsure:
-            self.unsure.discard((kind, page))
-            clean = False
-        if not clean:
-            self.to_clear.append((kind, page))
-        return page
+    def _pop_pages(self, kind: int, frame: int, num_pages: int) -> list[int]:
+        """Free pages of the frame, used ones first; those that hold another kind's bytes are noted in to_clear."""
+        pages, page, next_free = [], self.first_free[frame], self.next_free[kind]
+        while page and len(pages) < num_pages:
+            pages.append(page)
+            page = next_free[page]
+        self.first_free[frame] = page
+        fresh = num_pages - len(pages)
+        if fresh:
+            first, handed = frame * self.pages_per_frame[kind], self.num_handed[frame]
+            handed_after = self.num_handed[frame] = handed + fresh
+            pages += range(first + handed, first + handed_after)
+            clean = max(handed, self._num_clean[frame])
+            if handed_after > clean:
+                self._num_clean[frame] = handed_after
+                self.to_clear += [(kind, page) for page in range(first + clean, first + handed_after)]
+        if self.unsure:
+            unsure = self.unsure.intersection((kind, page) for page in pages).difference(self.to_clear)
+            self.unsure -= unsure
+            self.to_clear += unsure
+        return pages
 
     def free(self, kind: int, page: int) -> None:
         """A blocked page becomes free: private, limbo or quarantine."""
@@ -156,30 +156,34 @@ class FramePool:
             self.num_loose += 1
         self._put_back(kind, page, frame)
 
-    def drop(self, kind: int, page: int) -> None:
-        """An evictable page becomes free."""
-        frame = page // self.pages_per_frame[kind]
-        if self.num_free[frame]:
-            holes = self.locked_holes if self.num_blocked[frame] else self.loose_holes
-            holes.remove(kind, frame, self.num_free[frame])
-        self._put_back(kind, page, frame)
+    def drop(self, kind: int, pages: "array[int] | list[int]") -> None:
+        """Evictable pages become free."""
+        per_frame, num_free, num_blocked = self.pages_per_frame[kind], self.num_free, self.num_blocked
+        for page in pages:
+            frame = page // per_frame
+            free = num_free[frame]
+            if free:
+                (self.locked_holes if num_blocked[frame] else self.loose_holes).remove(kind, frame, free)
+            self._put_back(kind, page, frame)
 
     def _put_back(self, kind: int, page: int, frame: int) -> None:
         """Count the page as free; an empty frame goes back to all kinds. The frame is in no bucket."""
         states, counts = self.state[kind], self.counts[kind]
-        assert states[page] != FREE, f"kind {kind} page {page} is free already"
-        counts[states[page]] -= 1
-        counts[FREE] += 1
+        state = states[page]
+        assert state != FREE, f"kind {kind} page {page} is free already"
+        counts[state] -= 1
         states[page] = FREE
-        free = self.num_free[frame] = self.num_free[frame] + 1
+        free = self.num_free[frame] + 1
         per_frame = self.pages_per_frame[kind]
         if free == per_frame:
             self.frame_kind[frame] = self.num_free[frame] = 0
             self.num_loose -= 1
             self.num_cut[kind] -= 1
-            counts[FREE] -= per_frame
+            counts[FREE] -= per_frame - 1
             self.empty.append(frame)
             return
+        counts[FREE] += 1
+        self.num_free[frame] = free
         self.next_free[kind][page] = self.first_free[frame]
         self.first_free[frame] = page
         (self.locked_holes if self.num_blocked[frame] else self.loose_holes).add(kind, frame, free)
@@ -217,10 +221,13 @@ class FramePool:
 
     def lock(self, kind: int, pages: "array[int] | list[int]") -> None:
         """One more lock on each of these pages of the tree; block those that had none."""
-        refs = self.refs[kind]
+        refs, fresh = self.refs[kind], []
         for page in pages:
-            refs[page] += 1
-        self.block(kind, [page for page in pages if refs[page] == 1])
+            held = refs[page]
+            refs[page] = held + 1
+            if not held:
+                fresh.append(page)
+        self.block(kind, fresh)
 
     def unlock(self, kind: int, pages: "array[int] | list[int]", now: float) -> None:
         """One lock less on each of these pages; unblock those that have none left."""
@@ -238,3 +245,12 @@ class FramePool:
         counts[states[page]] -= 1
         counts[state] += 1
         states[page] = state
+
+    def publish(self, kind: int, pages: "array[int] | list[int]") -> None:
+        """Private pages become pages of the tree under a lock."""
+        states, counts = self.state[kind], self.counts[kind]
+        for page in pages:
+            assert states[page] == PRIVATE, f"kind {kind} page {page} is {STATE_NAMES[states[page]]}, not private"
+            states[page] = TREE
+        counts[PRIVATE] -= len(pages)
+        counts[TREE] += len(pages)

@@ -22,16 +22,18 @@ class Growth:
     def reserve(self, client: Client, part: Reserve, out: Outcome, retract_at: float) -> None:
         """Slots for every request of part, or out.no_room."""
         page_size, reqs = self._kinds.page_size, client.engine.reqs
-        growth: list[tuple[Req, Pages]] = []
+        rows: list[tuple[Req, int]] = []
         for rid, num in zip(part.rids, part.nums, strict=True):
             req = reqs[rid]
-            more = -(-(req.target_len + num) // page_size) - len(req.tables[req.primary])
-            if more > 0 or req.missing:
-                growth.append((req, self._needs(req, max(0, more))))
-        if not growth:
+            short = req.target_len + num - req.slots
+            if short > 0 or req.missing:
+                rows.append((req, -(-short // page_size) if short > 0 else 0))
+        if not rows:
             return
-        if self._store.fits(demand := self._ledger.demand(growth)) and not self._ledger.over_quota(growth, set()):
-            self._grant(growth, demand, out)
+        growth = [(req, self._needs(req, more)) for req, more in rows]
+        demand = self._ledger.demand(growth)
+        if self._store.fits(demand) and not self._ledger.over_quota(growth, set()):
+            self._grant(rows, demand, out)
             return
         self._ledger.opens_paused = True
         self._ledger.refused[client.engine.name] = growth
@@ -39,30 +41,37 @@ class Growth:
 
     def _needs(self, req: Req, more: int) -> Pages:
         needs = [0] * self._kinds.num_kinds
-        needs[req.primary] = more
-        for kind in req.aux:
-            needs[kind] = more + req.num_missing(kind) if req.missing else more
+        for kind in req.token_kinds:
+            needs[kind] = more
+        for kind, _ in req.missing:
+            needs[kind] += 1
         return needs
 
-    def _grant(self, growth: list[tuple[Req, Pages]], ahead: Pages, out: Outcome) -> None:
-        """`ahead` fits and covers the growth."""
-        take, grow = self._store.take, out.grow
-        for req, pages in growth:
-            more = pages[req.primary]
+    def _grant(self, rows: list[tuple[Req, int]], ahead: Pages, out: Outcome) -> None:
+        """`more` pages of each token kind for each request. `ahead` fits and covers them."""
+        for kind in self._kinds.token:
+            growing = [(req, more) for req, more in rows if kind in req.token_kinds]
+            taken = self._store.take(kind, sum(more for _, more in growing), ahead)
+            owner, first = self._store.pool.owner[kind], 0
+            for req, more in growing:
+                pages, table = taken[first : first + more], req.tables[kind]
+                for page in pages:
+                    owner[page] = req.uid
+                out.grow.add_run(req.rid, kind, len(table), pages)
+                table += pages
+                first += more
+        page_size, filling = self._kinds.page_size, self._running.filling
+        for req, more in rows:
+            req.slots += more * page_size
             if req.missing:
                 self._fill(req, ahead, out)
-            for kind in req.token_kinds:
-                table = req.tables[kind]
-                for _ in range(more):
-                    page = take(kind, req.uid, ahead)
-                    grow.add(req, kind, len(table), page)
-                    table.append(page)
-            if req.num_pages * self._kinds.page_size >= req.prompt_len:
-                self._running.filling.pop(req.uid, None)
+            if req.uid in filling and req.slots >= req.prompt_len:
+                del filling[req.uid]
 
     def _fill(self, req: Req, ahead: Pages, out: Outcome) -> None:
         for kind, index in req.missing:
-            page = self._store.take(kind, req.uid, ahead)
+            [page] = self._store.take(kind, 1, ahead)
+            self._store.pool.owner[kind][page] = req.uid
             req.tables[kind][index] = page
             out.remap.add(req, kind, index, page)
         req.missing = []

@@ -75,15 +75,16 @@ class Ledger:
 
     def demand(self, growth: "list[tuple[Req, Pages]]") -> Pages:
         """What must fit for this growth to be granted: it, and the elder's rest if anyone else grows."""
-        elder = self._running.elder
-        others, own = [0] * self._kinds.num_kinds, [0] * self._kinds.num_kinds
+        elder, own = self._running.elder, [0] * self._kinds.num_kinds
+        others = own[:]
         for req, pages in growth:
             if req is elder:
                 own = pages
-            else:
-                others = add(others, pages)
+                continue
+            for kind, num in enumerate(pages):
+                others[kind] += num
         if not any(others):
-            return own
+            return own[:]
         return add(others, [max(pair) for pair in zip(self.elder_ahead(), own, strict=True)])
 
     # --- limits ---

@@ -99,6 +99,7 @@ class Opening:
             req.tables[kind] = [0] * low + pages
             req.aux_low[kind] = low
         req.draft_valid_from = low * page_size
+        req.settle(page_size)
 
     def _unlock_hit(self, req: Req) -> None:
         """Undo _lock_hit."""
@@ -148,7 +149,9 @@ class Opening:
         req.root.num_users += 1  # before anything is evicted: the last path of the namespace may go
         ahead = add(needs, self._ledger.promised())
         for kind in self._kinds.per_req:
-            req.tables[kind] = [store.take(kind, req.uid, ahead) for _ in range(needs[kind])]
+            req.tables[kind] = store.take(kind, needs[kind], ahead)
+            for page in req.tables[kind]:
+                store.pool.owner[kind][page] = req.uid
         req.opened_at = store.now
         req.engine.reqs[req.rid] = req
         self._running.add(req)

@@ -60,6 +60,14 @@ class Columns:
         self.idxs.append(index)
         self.pages.append(page)
 
+    def add_run(self, rid: ReqId, kind: int, index: int, pages: list[int]) -> None:
+        """`pages` stand at `index` and on of the table of `kind` of rid."""
+        num = len(pages)
+        self.rids += [rid] * num
+        self.kinds += [kind] * num
+        self.idxs += range(index, index + num)
+        self.pages += pages
+
     def keep(self, reqs: "dict[ReqId, Req]") -> None:
         """Leave out the rows of requests that are not in reqs: closed by the same step."""
         rows = [row for row in zip(self.rids, self.kinds, self.idxs, self.pages, strict=True) if row[0] in reqs]

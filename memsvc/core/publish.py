@@ -2,7 +2,7 @@
 
 from array import array
 
-from memsvc.core.frames import PRIVATE, TREE
+from memsvc.core.frames import PRIVATE
 from memsvc.core.limbo import retire
 from memsvc.core.outcome import Columns
 from memsvc.core.radix import Node
@@ -27,18 +27,21 @@ class Publisher:
 
     def advance(self, client: Client, req: Req, remap: Columns) -> None:
         """The request's lengths have grown: publish what is full, release what is below the window."""
-        full = req.target_len // self._page_size
+        page_size = self._page_size
+        full = req.target_len // page_size
         if full > req.num_published:
             self._publish(client, req, full, remap)
-        if req.aux:
-            attachable = min(req.draft_len // self._page_size, req.num_published)
-            if attachable > req.aux_published:
-                self._attach(client, req, attachable, remap)
-            for kind in req.aux:
-                window = self._kinds.windows[kind]
-                low = (req.target_len - window) // self._page_size
-                if window and low > req.aux_low[kind]:
-                    self.release_aux(client, req, kind, low)
+            req.next_full = (full + 1) * page_size
+        if not req.aux:
+            return
+        attachable = min(req.draft_len // page_size, full)
+        if attachable > req.aux_published:
+            self._attach(client, req, attachable, remap)
+        req.next_aux_full = (req.aux_published + 1) * page_size
+        for kind in req.aux:
+            window = self._kinds.windows[kind]
+            if window and (low := full - window // page_size) > req.aux_low[kind]:
+                self.release_aux(client, req, kind, low)
 
     # --- target pages ---
 
@@ -46,34 +49,65 @@ class Publisher:
         """Put target pages [num_published, full) into the tree and lock them."""
         step, first = self._store.tree.page_bytes, req.num_published
         tokens = bytes(req.tokens[first * step : full * step])
-        req.node.priority = max(req.node.priority, req.priority)
         position = 0
-        while position < len(tokens):
+        # a node that we alone hold and that nothing follows cannot have our next page below it
+        while position < len(tokens) and (req.node.children or req.node.lock_ref != 1):
             child = req.node.children.get(tokens[position : position + step])
             if child is None:
-                self._publish_new(req, tokens[position:], full)
-                return
+                break
             shared = self._store.tree.common_pages(child, tokens, position, len(tokens))
             if shared < child.num_pages:
                 child = self._store.split(child, shared)
             self._publish_duplicates(client, req, child, remap)
             position += shared * step
+        if position < len(tokens):
+            self._publish_new(req, tokens[position:], full)
 
     def _publish_new(self, req: Req, tokens: bytes, full: int) -> None:
         """Nobody has published these pages: they go to the end of our node, or below it if it is shared."""
-        first, node, pool = req.num_published, req.node, self._store.pool
-        primary = self._kinds.primary
-        pages = array("i", req.tables[primary][first:full])
-        for page in pages:
-            pool.set_state(primary, page, TREE)
-        columns = [pages, *(array("i", bytes(4 * len(pages))) for _ in node.columns[1:])]
+        node, tree, first = req.node, self._store.tree, req.num_published
+        columns = [self._give(req, req.primary, first, full)]
+        if self._draft_keeps_up(req, full):
+            columns += [self._give(req, kind, first, full) for kind in req.aux]
+            req.root.num_aux += (full - first) * len(req.aux)
+            req.aux_published = full
         if node.lock_ref == 1 and not node.children:
-            self._store.tree.extend(node, tokens, columns)
+            tree.extend(node, tokens, columns)
         else:
-            child = self._store.tree.append(node, tokens, columns)
-            child.lock_ref, child.priority, child.last_access = 1, req.priority, self._store.now
-            req.node = child
+            req.node = tree.append(node, tokens, columns)
+            req.node.lock_ref, req.node.priority = 1, req.priority
+            req.node.last_access = self._store.now
         req.num_published = full
+
+    def _draft_keeps_up(self, req: Req, full: int) -> bool:
+        """Whether all draft pages can be attached with the target's; _attach() sorts out the other cases."""
+        first = req.num_published
+        return (
+            req.aux == self._kinds.aux
+            and req.aux_published == first
+            and req.draft_len >= full * self._page_size
+            and req.draft_valid_from <= first * self._page_size
+            and not req.missing
+            and all(req.aux_low[kind] <= first for kind in req.aux)
+            and self._same_draft(req)
+        )
+
+    def _same_draft(self, req: Req) -> bool:
+        """Whether the namespace holds draft pages of the model that our draft is; an empty one does."""
+        root, label = req.root, req.engine.aux_label
+        if not root.num_aux:
+            root.aux_label = label
+        return root.aux_label == label
+
+    def _give(self, req: Req, kind: int, first: int, full: int) -> list[int]:
+        """Our private pages [first, full) of a kind, now pages of the tree that we hold."""
+        pages = req.tables[kind][first:full]
+        self._store.pool.publish(kind, pages)
+        if kind != req.primary:
+            refs = self._store.pool.refs[kind]
+            for page in pages:
+                refs[page] = 1
+        return pages
 
     def _publish_duplicates(self, client: Client, req: Req, child: Node, remap: Columns) -> None:
         """The whole of child, right below our node, holds what our next pages hold."""
@@ -88,10 +122,8 @@ class Publisher:
                 retire(pool, client, primary, ours[offset])
         else:
             theirs, child.columns[0] = child.columns[0], array("i", ours)
-            for page in theirs:
-                pool.drop(primary, page)
-            for page in ours:
-                pool.set_state(primary, page, TREE)
+            pool.drop(primary, theirs)
+            pool.publish(primary, ours)
             self._store.queue_aux(child)
         child.priority = max(child.priority, req.priority)
         child.last_access = self._store.now
@@ -104,41 +136,38 @@ class Publisher:
         """Put valid draft pages [aux_published, full) where the tree has none, or a duplicate."""
         low = max(req.aux_published, -(-req.draft_valid_from // self._page_size))
         req.aux_published = full
-        root, label = req.root, req.engine.aux_label
-        if not root.num_aux:
-            root.aux_label = label
-        if root.aux_label != label:
+        if not self._same_draft(req):
             return
         node = req.node
         while full > low:
             start = max(low, node.start)
-            for index in range(start, min(full, node.end)):
+            if start < full:
                 for kind in req.aux:
-                    self._attach_page(client, req, kind, (node, index), remap)
-            full = min(full, start)
+                    self._attach_run(client, req, kind, (node, start, min(full, node.end)), remap)
+                full = start
             assert full <= low or node.parent is not None, f"draft pages [{low}, {full}) above the root"
             node = node.parent or node
 
-    def _attach_page(self, client: Client, req: Req, kind: int, place: tuple[Node, int], remap: Columns) -> None:
-        (node, index), pool = place, self._store.pool
-        ours = req.tables[kind][index]
-        if not ours or pool.state[kind][ours] != PRIVATE:
-            return
-        column = node.columns[self._kinds.token.index(kind)]
-        theirs = column[index - node.start]
-        if theirs and pool.refs[kind][theirs]:
-            pool.refs[kind][theirs] += 1
-            req.tables[kind][index] = theirs
-            remap.add(req, kind, index, theirs)
-            retire(pool, client, kind, ours)
-            return
-        if theirs:
-            pool.drop(kind, theirs)
-        else:
-            node.root.num_aux += 1
-        column[index - node.start] = ours
-        pool.set_state(kind, ours, TREE)
-        pool.refs[kind][ours] = 1
+    def _attach_run(self, client: Client, req: Req, kind: int, run: tuple[Node, int, int], remap: Columns) -> None:
+        """Draft pages [low, high) of our table and the same places of the node `run` names."""
+        (node, low, high), pool = run, self._store.pool
+        table, states, refs = req.tables[kind], pool.state[kind], pool.refs[kind]
+        column, start = node.columns[self._kinds.token.index(kind)], node.start
+        for index in range(low, high):
+            ours, theirs = table[index], column[index - start]
+            if not ours or states[ours] != PRIVATE:
+                continue
+            if theirs and refs[theirs]:
+                refs[theirs] += 1
+                table[index] = theirs
+                remap.add(req, kind, index, theirs)
+                retire(pool, client, kind, ours)
+                continue
+            if theirs:
+                pool.drop(kind, [theirs])
+            else:
+                req.root.num_aux += 1
+            column[index - start] = self._give(req, kind, index, index + 1)[0]
 
     # --- giving up ---
 
@@ -166,12 +195,13 @@ class Publisher:
         """
         tail = req.target_len // self._page_size
         req.draft_valid_from = req.draft_len = req.target_len
-        req.aux = tuple(kind for kind in self._kinds.aux if kind in req.engine.kinds)
+        req.use(req.engine.kinds, self._kinds)
         for kind in req.aux:
             self.release_aux(client, req, kind, req.num_pages)
             req.aux_low[kind] = tail
             req.tables[kind] = [0] * req.num_pages
             req.missing += [(kind, index) for index in range(tail, req.num_pages)]
+        req.settle(self._page_size)
 
     def close(self, req: Req) -> list[tuple[int, int]]:
         """Unlock all that the request holds in the tree; returns its private pages (kind, page)."""

@@ -141,20 +141,23 @@ class RadixTree:
         self.num_nodes += 1
         return upper
 
-    def append(self, node: Node, key: bytes, columns: "list[array[int]]") -> Node:
-        """Put pages after the end of node, as its child. Returns the child."""
-        child = Node(node, node.end, key, columns)
+    def append(self, node: Node, key: bytes, columns: list[list[int]]) -> Node:
+        """Put pages after the end of node, as its child. Columns left out are tombstones. Returns the child."""
+        child = Node(node, node.end, b"", [array("i") for _ in range(self.num_columns)])
+        self.extend(child, key, columns)
         node.children[self._first(child)] = child
         self.num_nodes += 1
-        self.num_pages += child.num_pages
         return child
 
-    def extend(self, node: Node, key: bytes, columns: "list[array[int]]") -> None:
+    def extend(self, node: Node, key: bytes, columns: list[list[int]]) -> None:
         """Put pages after the end of a node without children, into the node itself."""
+        num_pages = len(columns[0])
         node.key += key
-        for own, new in zip(node.columns, columns, strict=True):
-            own.extend(new)
-        self.num_pages += len(columns[0])
+        for own, pages in zip(node.columns, columns, strict=False):
+            own.extend(pages)
+        for own in node.columns[len(columns) :]:
+            own.extend(bytes(num_pages))
+        self.num_pages += num_pages
 
     def truncate(self, node: Node, num_pages: int) -> "list[array[int]]":
         """Cut the last num_pages off a node without children; an emptied node leaves the tree. Returns the columns."""

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memsvc.core.kinds import KindTable
+from memsvc.core.kinds import UNBOUNDED, KindTable
 from memsvc.core.radix import TOKEN_BYTES, Node, Root
 from memsvc.wire.base import ReqId
 from memsvc.wire.mem import OpenReq
@@ -32,6 +32,8 @@ class Req:
         "engine",
         "limit",
         "missing",
+        "next_aux_full",
+        "next_full",
         "node",
         "num_published",
         "opened_at",
@@ -42,8 +44,10 @@ class Req:
         "rid",
         "root",
         "salt",
+        "slots",
         "tables",
         "target_len",
+        "token_kinds",
         "tokens",
         "uid",
     )
@@ -66,7 +70,10 @@ class Req:
         self.draft_len = 0
         self.draft_valid_from = 0
         self.primary = kinds.primary
-        self.aux = tuple(kind for kind in kinds.aux if kind in engine.kinds)
+        self.aux: tuple[int, ...] = ()
+        self.token_kinds: tuple[int, ...] = ()
+        """Token kinds it holds pages of, the target's first; the others are `aux`."""
+        self.use(engine.kinds, kinds)
         self.tables: list[list[int]] = [[] for _ in kinds.names]
         self.num_published = 0
         self.aux_published = 0
@@ -76,6 +83,12 @@ class Req:
         """(kind, index)"""
         self.retract_at = 0.0
         """When its engine is fenced unless it has closed this request by then; 0 if not asked to."""
+        self.slots = 0
+        """Tokens it has places for: all of num_pages."""
+        self.next_full = 0
+        """The target_len that fills the next page to publish."""
+        self.next_aux_full = 0
+        """The draft_len that fills the next page to attach."""
 
     @property
     def num_pages(self) -> int:
@@ -87,10 +100,16 @@ class Req:
         """Tokens of prompt and answer that memsvc has been told."""
         return len(self.tokens) // TOKEN_BYTES
 
-    @property
-    def token_kinds(self) -> tuple[int, ...]:
-        """Token kinds it holds pages of, the target's first."""
-        return (self.primary, *self.aux)
+    def use(self, names: set[int], kinds: KindTable) -> None:
+        """Hold pages of these kinds from now on."""
+        self.aux = tuple(kind for kind in kinds.aux if kind in names)
+        self.token_kinds = (kinds.primary, *self.aux)
+
+    def settle(self, page_size: int) -> None:
+        """Bring what is derived for speed up to date, after tables or published pages have changed."""
+        self.slots = self.num_pages * page_size
+        self.next_full = (self.num_published + 1) * page_size
+        self.next_aux_full = (self.aux_published + 1) * page_size if self.aux else UNBOUNDED
 
     def held(self, kind: int) -> int:
         """Pages of one kind that it holds now."""

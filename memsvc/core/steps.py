@@ -13,9 +13,9 @@ from memsvc.core.publish import Publisher
 from memsvc.core.reqs import Req, Running
 from memsvc.core.sessions import Client
 from memsvc.core.store import PageStore
-from memsvc.core.validate import check_step
+from memsvc.core.validate import CommitRow, check_step
 from memsvc.wire.base import ReqId
-from memsvc.wire.mem import Close, Commit, NoRoom, OpenReq, ResetDraft, Step, Stepped
+from memsvc.wire.mem import Close, NoRoom, OpenReq, ResetDraft, Step, Stepped
 
 
 class Steps:
@@ -43,14 +43,13 @@ class Steps:
 
     def handle(self, client: Client, step: Step) -> Stepped:
         """The reply, which is also kept for a repetition. Raises RequestError with nothing changed."""
-        check_step(client, step, self._config)
+        rows = check_step(client, step, self._config)
         client.last_num = step.num
         client.done_step = max(client.done_step, step.done_step)
         release_done(self._store.pool, client)
         self._ledger.refused.pop(client.engine.name, None)
         out = Outcome()
-        if step.commit:
-            self._commit(client, step.commit, out)
+        self._commit(client, rows, out)
         if step.reset_draft:
             self._reset_draft(client, step.reset_draft)
         for part in step.closes:
@@ -66,17 +65,12 @@ class Steps:
             self._open(client, step.opens, out)
         return self._reply(client, step, out)
 
-    def _commit(self, client: Client, part: Commit, out: Outcome) -> None:
-        reqs, advance, page_size = client.engine.reqs, self._publisher.advance, self._store.kinds.page_size
-        for rid, target_len, draft_len, tokens in zip(
-            part.rids, part.target_lens, part.draft_lens, part.tokens, strict=True
-        ):
-            req = reqs[rid]
+    def _commit(self, client: Client, rows: list[CommitRow], out: Outcome) -> None:
+        for req, target_len, draft_len, tokens in rows:
             req.tokens += tokens
-            old_target, old_draft = req.target_len, req.draft_len
             req.target_len, req.draft_len = target_len, draft_len
-            if target_len // page_size > old_target // page_size or draft_len // page_size > old_draft // page_size:
-                advance(client, req, out.remap)
+            if target_len >= req.next_full or draft_len >= req.next_aux_full:
+                self._publisher.advance(client, req, out.remap)
 
     def _reset_draft(self, client: Client, part: ResetDraft) -> None:
         for rid in part.rids:

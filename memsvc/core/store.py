@@ -7,6 +7,10 @@ from memsvc.core.frames import FramePool
 from memsvc.core.kinds import KindTable
 from memsvc.core.radix import Node, RadixTree, path
 
+MAX_EVICT_BATCH = 16
+EVICT_SHARE = 512
+"""When pages run out so many of one tail go at once: at most 16, and one in 512 frames."""
+
 
 class PageStore:
     """Pages of the tree are evictable unless locked: the target's with their node, others one by one.
@@ -23,6 +27,7 @@ class PageStore:
         self.now = 0.0
         """Time of the message that is being handled."""
         self.num_evicted = [0] * kinds.num_kinds
+        self._evict_batch = max(1, min(MAX_EVICT_BATCH, pool.num_frames // EVICT_SHARE))
 
     # --- locks ---
 
@@ -118,20 +123,18 @@ class PageStore:
         freed = 0
         for column, pages in enumerate(self.tree.truncate(node, num_pages)):
             freed += self._drop(column, pages, node)
-        if not node.num_pages and parent.parent is not None and not parent.children and not parent.lock_ref:
+        if not node.columns[0] and parent.parent is not None and not parent.children and not parent.lock_ref:
             self.queue.push_tail(parent)
         return freed
 
     def _drop(self, column: int, pages: "array[int]", node: Node) -> int:
-        kind, num = self.kinds.token[column], 0
-        for page in pages:
-            if page:
-                self.pool.drop(kind, page)
-                num += 1
         if column:
-            node.root.num_aux -= num
-        self.num_evicted[kind] += num
-        return num
+            pages = array("i", filter(None, pages))
+            node.root.num_aux -= len(pages)
+        kind = self.kinds.token[column]
+        self.pool.drop(kind, pages)
+        self.num_evicted[kind] += len(pages)
+        return len(pages)
 
     def _evict_range(self, entry: Entry, num_pages: int) -> int:
         node, freed = entry.node, 0
@@ -168,26 +171,35 @@ class PageStore:
         """Whether eviction can make room for these pages of each kind together."""
         return self.frames_short(pages) <= self.pool.frames_available
 
-    def take(self, kind: int, owner: int, ahead: list[int]) -> int:
-        """One page, evicting where needed. `ahead` fits now, counts this page, and still fits without it after."""
+    def take(self, kind: int, num_pages: int, ahead: list[int]) -> list[int]:
+        """Pages whose owner the caller names, evicting where needed.
+
+        `ahead` are pages of each kind that fit, these among them; it is lowered by these, and still
+        fits afterwards.
+        """
         pool = self.pool
-        if not pool.locked_holes.mask[kind]:
-            self._make_room(kind, ahead)
-        ahead[kind] -= 1
-        return pool.take(kind, owner, self.now)
+        pages: list[int] = []
+        while (left := num_pages - len(pages)) > 0:
+            if not pool.locked_holes.mask[kind]:
+                self._make_room(kind, ahead)
+            taken = pool.take(kind, left, self.now)
+            pages += taken
+            ahead[kind] -= len(taken)
+        return pages
 
     def _make_room(self, kind: int, ahead: list[int]) -> None:
         """Evict until a page of the kind can be taken without breaking the promise that `ahead` fits.
 
         A hole in a locked frame never costs anything. A frame of its own costs one of those that
         `ahead` may count on, so it is taken only if the count still comes out; else eviction goes
-        on until a page in a locked frame is free, which the promise says will happen.
+        on until a page in a locked frame is free, which the promise says will happen. (Once the
+        frame is taken its other free pages are holes in a locked frame.)
         """
         pool = self.pool
         while not pool.locked_holes.mask[kind]:
-            if pool.has_hole(kind) and self._frame_to_spare(kind, ahead):
+            if (pool.empty or pool.loose_holes.mask[kind]) and self._frame_to_spare(kind, ahead):
                 return
-            freed = self.evict()
+            freed = self.evict(self._evict_batch)
             assert freed, f"nothing to evict for kind {kind}: ahead {ahead}, spare {pool.spare}"
 
     def _frame_to_spare(self, kind: int, ahead: list[int]) -> bool:

@@ -2,57 +2,75 @@
 
 from memsvc.core.config import PoolConfig
 from memsvc.core.errors import RequestError
+from memsvc.core.kinds import UNBOUNDED
 from memsvc.core.radix import TOKEN_BYTES
 from memsvc.core.reqs import Req
 from memsvc.core.sessions import Client
 from memsvc.wire.base import ReqId
 from memsvc.wire.mem import Commit, OpenReq, Reserve, Step
 
+CommitRow = tuple[Req, int, int, bytes]
+"""Request, target_len, draft_len, tokens."""
+CLOSE_REASONS = ("finish", "abort", "retract")
 
-def check_step(client: Client, step: Step, config: PoolConfig) -> None:
-    """Raise RequestError, with the numbers, unless every part of step can be carried out in order."""
+
+def check_step(client: Client, step: Step, config: PoolConfig) -> list[CommitRow]:
+    """Raise RequestError, with the numbers, unless every part of step can be carried out in order.
+
+    Returns the rows of its commit, looked up.
+    """
     reqs = client.engine.reqs
     if client.role != "target":
         raise RequestError(f"a {client.role} does not step; requests belong to their target")
     if step.done_step >= step.num:
         raise RequestError(f"done_step {step.done_step} of step {step.num}: only earlier steps can be done")
-    lens = check_commit(reqs, step.commit, config.page_size) if step.commit else {}
+    rows = check_commit(reqs, step.commit, config.page_size) if step.commit else []
     if step.reset_draft:
         _check_rids("reset_draft", reqs, step.reset_draft.rids)
     closing: set[ReqId] = set()
     if step.closes:
         closing = _check_closes(reqs, step)
     if step.reserve:
+        lens = dict(zip(step.commit.rids, step.commit.target_lens, strict=True)) if step.commit else {}
         _check_reserve(reqs, step.reserve, closing, lens, config)
     if step.opens:
         _check_opens(reqs, step.opens, closing)
+    return rows
 
 
-def check_commit(reqs: dict[ReqId, Req], part: Commit, page_size: int) -> dict[ReqId, int]:
-    """The target lengths by rid."""
-    lens = dict(zip(part.rids, part.target_lens, strict=False))
-    if not len(part.rids) == len(part.target_lens) == len(part.draft_lens) == len(part.tokens) == len(lens):
-        sizes = (len(part.rids), len(part.target_lens), len(part.draft_lens), len(part.tokens))
-        raise RequestError(f"commit: columns of {sizes} entries for {len(lens)} different rids")
+def check_commit(reqs: dict[ReqId, Req], part: Commit, page_size: int) -> list[CommitRow]:
+    """The rows, each with its request."""
+    sizes = {len(part.rids), len(part.target_lens), len(part.draft_lens), len(part.tokens), len(set(part.rids))}
+    if len(sizes) != 1:
+        raise RequestError(f"commit: columns of unequal length or repeated rids: {sizes} entries")
+    rows: list[CommitRow] = []
     for rid, target, draft, tokens in zip(part.rids, part.target_lens, part.draft_lens, part.tokens, strict=True):
         req = reqs.get(rid)
         if req is None:
             raise RequestError(f"commit: rid {rid} is not open")
-        known = (len(req.tokens) + len(tokens)) // TOKEN_BYTES
-        slots = len(req.tables[req.primary]) * page_size
-        if not (req.target_len <= target <= min(known, slots) and req.draft_len <= draft <= target):
-            raise RequestError(
-                f"commit: rid {rid} from target {req.target_len}, draft {req.draft_len} to target {target}, "
-                f"draft {draft} with {known} tokens known and {slots} slots reserved"
-            )
-        if req.missing and req.draft_len < draft and draft > (first := min(i for _, i in req.missing) * page_size):
-            raise RequestError(f"commit: rid {rid} has no draft page from token {first} on, draft {draft} is past it")
-        if len(tokens) % TOKEN_BYTES or known > req.limit:
-            raise RequestError(
-                f"commit: rid {rid} brings {len(tokens)} bytes of tokens; they are {TOKEN_BYTES} bytes each, "
-                f"and {known} tokens would be known of at most {req.limit}"
-            )
-    return lens
+        known = len(req.tokens) + len(tokens)
+        if (
+            not req.target_len <= target <= req.slots
+            or not req.draft_len <= draft <= target
+            or not target * TOKEN_BYTES <= known <= req.limit * TOKEN_BYTES
+            or known % TOKEN_BYTES
+            or (req.missing and draft > req.draft_len and draft > _first_missing(req, page_size))
+        ):
+            raise RequestError(_commit_fault(req, (target, draft), tokens, page_size))
+        rows.append((req, target, draft, tokens))
+    return rows
+
+
+def _first_missing(req: Req, page_size: int) -> int:
+    return min(index for _, index in req.missing) * page_size
+
+
+def _commit_fault(req: Req, lens: tuple[int, int], tokens: bytes, page_size: int) -> str:
+    text = (
+        f"commit: rid {req.rid} from target {req.target_len}, draft {req.draft_len} to {lens[0]}, {lens[1]} "
+        f"with {req.num_known} + {len(tokens) / TOKEN_BYTES:g} tokens known of at most {req.limit}, {req.slots} slots"
+    )
+    return text + (f", and no draft pages from token {_first_missing(req, page_size)} on" if req.missing else "")
 
 
 def _check_rids(what: str, reqs: dict[ReqId, Req], rids: list[ReqId]) -> None:
@@ -72,24 +90,22 @@ def _check_closes(reqs: dict[ReqId, Req], step: Step) -> set[ReqId]:
     return set(rids)
 
 
-CLOSE_REASONS = ("finish", "abort", "retract")
-
-
 def _check_reserve(
     reqs: dict[ReqId, Req], part: Reserve, closing: set[ReqId], lens: dict[ReqId, int], config: PoolConfig
 ) -> None:
     if len(part.rids) != len(part.nums) or len(set(part.rids)) != len(part.rids):
         raise RequestError(f"reserve: {len(part.rids)} rids, {len(set(part.rids))} different, {len(part.nums)} nums")
-    most = config.max_extend_tokens
+    most = config.max_extend_tokens or UNBOUNDED
     for rid, num in zip(part.rids, part.nums, strict=True):
         req = reqs.get(rid)
         if req is None or rid in closing:
             raise RequestError(f"reserve: rid {rid} is not open")
         committed = lens.get(rid, req.target_len)
-        if num < 0 or committed + num > req.limit or (most and num > most):
+        if not 0 <= num <= most or committed + num > req.limit:
             raise RequestError(
                 f"reserve: rid {rid} asks for {num} slots past {committed}; at least 0, up to {req.limit} "
-                f"(prompt + max_new + {config.slack_tokens}) and {most or 'any number'} at once are possible"
+                f"(prompt + max_new + {config.slack_tokens}) and {config.max_extend_tokens or 'any number'} at once "
+                f"are possible"
             )
 
 

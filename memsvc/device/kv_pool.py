@@ -1,5 +1,6 @@
 """One kind's pages of keys and values as strided views into the arena. Nothing is copied or owned here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,10 +91,10 @@ class KvPool:
         torch.index_select(self._v_rows[layer], 0, ids, out=out[1].view(n * p, -1))
         return out
 
-    def zero_pages(self, page_ids: list[int]) -> None:
+    def zero_pages(self, page_ids: Sequence[int]) -> None:
         """Clear pages in all layers: what memsvc lists as coming from another kind."""
         if page_ids:
-            ids = torch.tensor(page_ids, dtype=torch.int64, device=self._pages.device)
+            ids = torch.tensor(list(page_ids), dtype=torch.int64, device=self._pages.device)
             self._pages.index_fill_(0, ids, 0)
 
 

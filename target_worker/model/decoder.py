@@ -67,8 +67,8 @@ class Decoder:
         return x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [m, vocab] of rows x [m, hidden] of `hidden`."""
-        return self.head(self.norm(x)).float()
+        """[m, vocab] in the model's dtype, of rows x [m, hidden] of `hidden`."""
+        return self.head(self.norm(x))
 
     def _qkv(
         self, layer: DecoderLayer, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]

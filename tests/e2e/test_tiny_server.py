@@ -141,9 +141,8 @@ async def streams_with_a_kill(server: Served, kill: Callable[[], None]) -> list[
         assert terminal == 1
         return text
 
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(client, body)) for body in work()]
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(client, body)) for body in work()]
     return [task.result() for task in tasks]
 
 

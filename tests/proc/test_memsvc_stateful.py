@@ -231,7 +231,7 @@ class ServiceMachine(RuleBasedStateMachine):
         written = data.draw(st.integers(max(req.written_len, req.computed_len - 3), req.computed_len))
         self.arena.write(req, 1, req.written_len, written)
         req.written_len = written
-        self.arena.submit(self.next_num - 1, req)
+        self.arena.submit(self.next_num - 1, req, begin)
 
     @precondition(lambda self: self.reqs)
     @rule(data=st.data(), reason=st.sampled_from(["finish", "abort", "retract"]), lag=st.integers(0, 1))
@@ -345,7 +345,7 @@ class ServiceMachine(RuleBasedStateMachine):
     @invariant()
     def bytes_are_right(self) -> None:
         for req in self.reqs.values():
-            self.arena.check(self.arena.readable(req), f"rid {req.rid}")
+            self.arena.check(self.arena.readable(req, req.target_len), f"rid {req.rid}")
         for step, slots in self.arena.in_flight:
             self.arena.check(slots, f"forward of step {step}")
 

@@ -95,14 +95,14 @@ class ArenaModel:
         begin, end = self.address(slot)
         self.memory[begin:end] = value * ((end - begin) // len(value))
 
-    def readable(self, req: ModelReq) -> dict[Slot, bytes]:
-        """What a forward of this request reads: all of the target, the draft's valid part of its window."""
+    def readable(self, req: ModelReq, context_len: int) -> dict[Slot, bytes]:
+        """What a forward after context_len reads: all of the target, the draft's valid part of the window before it."""
         found = {}
         for kind, layout in enumerate(self.layout.kinds):
             begin, end = 0, req.computed_len
             if kind:
                 begin, end = req.valid_from, req.written_len
-                begin = max(begin, req.target_len - layout.window) if layout.window else begin
+                begin = max(begin, context_len - layout.window) if layout.window else begin
             for position in range(begin, end):
                 found[self.slot(req, kind, position)] = req.digest(kind, position)
         return found
@@ -114,10 +114,10 @@ class ArenaModel:
             found = self.memory[begin:end]
             assert found == value * ((end - begin) // len(value)), f"{who}: {slot=} holds {found[:8]!r}, not {value!r}"
 
-    def submit(self, step: int, req: ModelReq) -> None:
+    def submit(self, step: int, req: ModelReq, context_len: int) -> None:
         """The forward of this step's grants reads the request's slots until done_step reaches it."""
         req.running.append((step, req.computed_len, req.written_len))
-        self.in_flight.append((step, self.readable(req)))
+        self.in_flight.append((step, self.readable(req, context_len)))
 
     def done(self, step: int) -> None:
         """The forward of this step's grants, and all before it, have ended."""

@@ -100,7 +100,7 @@ class TargetRig:
         for start in range(0, len(token_ids), chunk):
             piece = token_ids[start : start + chunk]
             parts.append(self.runner.forward([Segment(row, start, piece, len(piece))]))
-        return torch.cat(parts)
+        return torch.cat(parts).float()
 
 
 def tokens_of(seed: int, num: int, vocab: int = 97) -> list[int]:

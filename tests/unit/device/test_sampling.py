@@ -9,7 +9,7 @@ import torch
 from memsvc.device.filters import survivors
 from memsvc.device.noise import exponential_noise, seed_words
 from memsvc.device.row_sampler import RowSampler
-from memsvc.device.sampling import block_maxima, choose, sample_rows
+from memsvc.device.sampling import argmax_rows, block_maxima, choose, sample_rows
 from memsvc.wire.text import Sampling
 
 
@@ -158,10 +158,23 @@ def test_choose_gives_a_candidate_even_if_none_may_be_chosen() -> None:
 
 
 def test_rows_and_samplers_must_match() -> None:
-    with pytest.raises(ValueError, match="for 2 samplers"):
+    with pytest.raises(ValueError, match="1 rows of logits for 2 samplers"):
         sample_rows(torch.zeros(1, 10), [sampler(), sampler()])
-    with pytest.raises(ValueError, match="need float32"):
-        sample_rows(torch.zeros(1, 10).bfloat16(), [sampler()])
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"top_p": 0.9}, {"repetition_penalty": 1.2}])
+def test_bfloat16_logits_count_as_their_float32_values(params: dict[str, Any]) -> None:
+    logits = (torch.randn(30, 3000, generator=torch.Generator().manual_seed(6)) * 3).bfloat16()
+    rows = [sampler(i, **params) for i in range(30)]
+    assert sample_rows(logits, rows) == sample_rows(logits.float(), rows)
+
+
+@pytest.mark.parametrize("vocab", [3, 256, 300, 1023])
+def test_argmax_rows_takes_the_lowest_id_of_the_largest(vocab: int) -> None:
+    for seed in range(20):
+        logits = torch.randint(0, 4, (40, vocab), generator=torch.Generator().manual_seed(seed)).float()
+        assert argmax_rows(logits) == logits.numpy().argmax(1).tolist()
+    assert argmax_rows(torch.zeros(0, vocab)) == []
 
 
 def test_block_maxima_cover_a_short_last_block() -> None:
