@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+
+from memsvc.device.layers import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +17,16 @@ class LocalConv:
 
     base_kernel: torch.Tensor
     """[2, S, H]: side (0 input, 1 output), tap (0 the row itself, 1 the row before it), channel."""
-    projection: torch.Tensor
-    """[2 * S * G, H]: makes the taps that depend on the row, one per group of H / G channels."""
+    projection: Linear
+    """H -> 2 * S * G: makes the taps that depend on the row, one per group of H / G channels."""
 
     def prepare(self, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The sublayer's input u [n, B, H], convolved, and the output side's taps [n, B, S, H] for finish."""
-        num_sides, num_taps, width = self.base_kernel.shape
-        num_groups = self.projection.shape[0] // (num_sides * num_taps)
-        base = self.base_kernel.view(num_sides, num_taps, num_groups, -1)
-        dynamic = F.linear(u, self.projection).view(*u.shape[:2], num_sides, num_taps, num_groups, 1)
-        taps = (base + dynamic).view(*u.shape[:2], num_sides, num_taps, width)
+        n, num_rows, width = u.shape
+        num_sides, num_taps, _ = self.base_kernel.shape
+        dynamic = self.projection(u.flatten(0, 1)).view(n, num_rows, num_sides, num_taps, -1, 1)
+        base = self.base_kernel.view(num_sides, num_taps, dynamic.shape[4], -1)
+        taps = (base + dynamic).view(n, num_rows, num_sides, num_taps, width)
         return finish(u, taps[:, :, 0]), taps[:, :, 1]
 
 

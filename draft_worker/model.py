@@ -37,16 +37,16 @@ class DraftLayer:
         u, taps = _prepare(self.attention_conv, self.input_norm(x))
         x = x + _finish(self._attention(index, u, rotary, tables, attend), taps)
         u, taps = _prepare(self.mlp_conv, self.post_norm(x))
-        return x + _finish(self.mlp(u), taps)
+        return x + _finish(self.mlp(u.flatten(0, 1)).view_as(u), taps)
 
     def _attention(self, index: int, u: torch.Tensor, rotary: Rotary, tables: Tables, attend: Attend) -> torch.Tensor:
         n, num_rows, _ = u.shape
         num_heads, num_qk = self.shape.num_heads, self.shape.num_heads + self.shape.num_kv_heads
-        heads = self.qkv(u).view(n * num_rows, -1, self.shape.head_dim)
+        heads = self.qkv(u.flatten(0, 1)).view(n * num_rows, -1, self.shape.head_dim)
         qk = rotary.rotate(self.qk_norm(heads[:, :num_qk]), tables).view(n, num_rows, num_qk, -1)
         v = _times(heads[:, num_qk:], self.shape.attention_value_scale).view(n, num_rows, -1, self.shape.head_dim)
         out = attend(index, qk[:, :, :num_heads], qk[:, :, num_heads:], v, self.sink)
-        return self.out(out.flatten(2))
+        return self.out(out.view(n * num_rows, -1)).view_as(u)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,9 +36,9 @@ def _build(config: DraftConfig, shape: DraftShape, tensors: DraftTensors, borrow
         shape=shape,
         layers=tuple(layer.build() for layer in layers),
         rotary=Rotary(shape.rope, config.device),
-        feature_proj=Linear(tensors.get("fc.weight", width, shape.feature_width)),
+        feature_proj=Linear(tensors.get("fc.weight", width, shape.feature_width)).pack(),
         feature_norm=RMSNorm(tensors.get("hidden_norm.weight", width), eps),
-        context_kv=_stacked([layer.kv for layer in layers]),
+        context_kv=_stacked([layer.kv for layer in layers]).pack(),
         context_k_norm=RMSNorm(torch.stack([layer.k_norm for layer in layers])[:, None], eps),
         norm=RMSNorm(tensors.get("norm.weight", width), eps),
         embedding=embedding,
@@ -103,7 +103,7 @@ class _LayerTensors:
         num_rows = 2 * shape.conv_kernel_size * (shape.hidden_size // shape.conv_group_size)
         return LocalConv(
             self._get(f"{part}_conv.base_kernel", 2, shape.conv_kernel_size, shape.hidden_size),
-            self._get(f"{part}_conv.kernel_projection.weight", num_rows, shape.hidden_size),
+            Linear(self._get(f"{part}_conv.kernel_projection.weight", num_rows, shape.hidden_size)).pack(),
         )
 
     def build(self) -> DraftLayer:
@@ -119,13 +119,13 @@ class _LayerTensors:
         return DraftLayer(
             shape=shape,
             input_norm=RMSNorm(self._get("input_layernorm.weight", width), eps),
-            qkv=self.qkv,
+            qkv=self.qkv.pack(),
             qk_norm=RMSNorm(qk_norm, eps),
-            out=Linear(self._get("self_attn.o_proj.weight", width, shape.num_heads * shape.head_dim), bias),
+            out=Linear(self._get("self_attn.o_proj.weight", width, shape.num_heads * shape.head_dim), bias).pack(),
             post_norm=RMSNorm(self._get("post_attention_layernorm.weight", width), eps),
             mlp=GatedMlp(
-                _stacked(gate_up),
-                Linear(self._get("mlp.down_proj.weight", width, shape.intermediate_size)),
+                _stacked(gate_up).pack(),
+                Linear(self._get("mlp.down_proj.weight", width, shape.intermediate_size)).pack(),
                 activation("silu"),
             ),
             attention_conv=self._conv("attention"),

@@ -22,7 +22,7 @@ class AsyncMemoryClient:
     next Step's number depends on how the last one ended.
     """
 
-    def __init__(self, run_dir: Path, *, timeout_s: float = 1.0, max_sends: int = 5) -> None:
+    def __init__(self, run_dir: Path, *, timeout_s: float = 1.0, max_sends: int = 15) -> None:
         self._context = zmq.asyncio.Context()
         self._rpc = AsyncRpc(self._context, MEM, run_dir)
         self._timeout_s = timeout_s
@@ -99,7 +99,7 @@ class AsyncMemoryClient:
         return self
 
     async def __aexit__(self, *_exc_info: object) -> None:
-        # One try: if the service is gone, five would only delay this process's end.
+        # One try: if the service is gone, more would only delay this process's end.
         self._max_sends = 1
         try:
             if self.registered is not None:

@@ -81,7 +81,7 @@ class MemoryClient(_Caller):
     when the epoch is over, ServiceDown when no reply comes. Not for use by two threads at once.
     """
 
-    def __init__(self, run_dir: Path, *, timeout_s: float = 1.0, max_sends: int = 5) -> None:
+    def __init__(self, run_dir: Path, *, timeout_s: float = 1.0, max_sends: int = 15) -> None:
         super().__init__(MEM, run_dir, timeout_s, max_sends)
         self._registration = Registration()
         self._step: Step | None = None
@@ -152,7 +152,7 @@ class MemoryClient(_Caller):
             raise ValueError(f"Step {self._step.num} has begun and is not finished")
 
     def __exit__(self, *exc_info: object) -> None:
-        # One try: if the service is gone, five would only delay this process's end.
+        # One try: if the service is gone, more would only delay this process's end.
         self._max_sends = 1
         try:
             if self.registered is not None:
@@ -167,7 +167,7 @@ class MemoryClient(_Caller):
 class AdminClient(_Caller):
     """Looks into a running service and steers its cache. Same exceptions as MemoryClient."""
 
-    def __init__(self, run_dir: Path, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, run_dir: Path, *, timeout_s: float = 30.0) -> None:
         # Sent once: a repeated Evict would evict twice.
         super().__init__(MEM_ADMIN, run_dir, timeout_s, max_sends=1)
 
@@ -196,7 +196,7 @@ class AdminClient(_Caller):
         return expect(self._call(GetStats()), Stats)
 
     def check(self) -> CheckReport:
-        """Have the service compare everything with its counters."""
+        """Have the service compare everything with its counters; it serves nobody else for 3 s a million pages."""
         return expect(self._call(Check()), CheckReport)
 
     def snapshot(self) -> SnapshotReport:

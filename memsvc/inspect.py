@@ -22,7 +22,7 @@ def inspect(argv: Sequence[str]) -> int:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--run-dir", required=True, type=Path, metavar="DIR", help="directory of the service's sockets")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="seconds to wait (default 5)")
+    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds to wait (default 30)")
     arguments = parser.parse_args(argv)
     try:
         with AdminClient(arguments.run_dir, timeout_s=arguments.timeout) as admin:

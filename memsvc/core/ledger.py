@@ -10,6 +10,8 @@ from memsvc.wire.mem import NoRoom, OpenReq, TooLarge
 
 Pages = list[int]
 """Number of pages by kind."""
+Growing = list[tuple[Req, int]]
+"""Requests, and how many more places each token kind's table is to have."""
 
 
 class Ledger:
@@ -25,7 +27,7 @@ class Ledger:
         """Frames that requests can count on."""
         self.opens_paused = False
         """A reservation found no room; opens wait for the high watermark."""
-        self.refused: dict[str, list[tuple[Req, Pages]]] = {}
+        self.refused: dict[str, Growing] = {}
         """By engine, the last reservation that found no room, until its next step."""
 
     def whole(self, engine: Engine, num_tokens: int) -> Pages:
@@ -63,7 +65,7 @@ class Ledger:
         for them would take their room again by opening anew.
         """
         total, elder = self.elder_ahead(), self._running.elder
-        waiting = {req.uid: pages for growth in self.refused.values() for req, pages in growth}
+        waiting = {req.uid: self.needs(req, more) for growth in self.refused.values() for req, more in growth}
         for uid in waiting.keys() | self._running.filling.keys():
             req = self._running.get(uid)
             if req is None or req is elder:
@@ -73,18 +75,32 @@ class Ledger:
             total = add(total, [max(pair) for pair in zip(prompt, pages, strict=True)])
         return total
 
-    def demand(self, growth: "list[tuple[Req, Pages]]") -> Pages:
+    def needs(self, req: Req, more: int) -> Pages:
+        """Pages that a request takes for `more` places in each of its tables, and for those that lost theirs."""
+        needs = [0] * self._kinds.num_kinds
+        for kind in req.token_kinds:
+            needs[kind] = more
+        for kind, _ in req.missing:
+            needs[kind] += 1
+        return needs
+
+    def demand(self, growth: Growing) -> Pages:
         """What must fit for this growth to be granted: it, and the elder's rest if anyone else grows."""
         elder, own = self._running.elder, [0] * self._kinds.num_kinds
         others = own[:]
-        for req, pages in growth:
+        plain: dict[tuple[int, ...], int] = {}
+        for req, more in growth:
             if req is elder:
-                own = pages
-                continue
-            for kind, num in enumerate(pages):
-                others[kind] += num
+                own = self.needs(req, more)
+            elif req.missing:
+                others = add(others, self.needs(req, more))
+            else:
+                plain[req.token_kinds] = plain.get(req.token_kinds, 0) + more
+        for kinds, more in plain.items():
+            for kind in kinds:
+                others[kind] += more
         if not any(others):
-            return own[:]
+            return own
         return add(others, [max(pair) for pair in zip(self.elder_ahead(), own, strict=True)])
 
     # --- limits ---
@@ -117,8 +133,16 @@ class Ledger:
         """Whether anyone is limited."""
         return bool(self._config.engine_quota_frames or self._config.salt_quota_frames)
 
-    def over_quota(self, growth: "list[tuple[Req, Pages]]", closed: set[int]) -> set[tuple[str, str]]:
+    def over_quota(self, growth: Growing, closed: set[int]) -> set[tuple[str, str]]:
         """Accounts that this growth would take past their quota, the requests in `closed` (uids) left out."""
+        return (
+            self.over_quota_by([(req, self.needs(req, more)) for req, more in growth], closed)
+            if self.has_quotas
+            else set()
+        )
+
+    def over_quota_by(self, growth: list[tuple[Req, Pages]], closed: set[int]) -> set[tuple[str, str]]:
+        """The same for pages by kind."""
         if not self.has_quotas:
             return set()
         grows = {req.uid: pages for req, pages in growth if req.uid not in closed and any(pages)}

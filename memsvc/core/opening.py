@@ -90,7 +90,7 @@ class Opening:
         req.tables[req.primary] = columns[0]
         req.num_published = req.aux_published = hit
         req.target_len = req.draft_len = hit * page_size
-        usable = req.root.aux_label == req.engine.aux_label
+        usable = req.root.aux_label == req.aux_label
         lows = [store.window_start(kind, columns, hit) if usable else hit for kind in req.aux]
         low = max(lows, default=hit)
         for kind in req.aux:
@@ -128,7 +128,7 @@ class Opening:
         """NoRoom unless the request, the rest of the open prompts and the elder's rest fit together."""
         needs = self._needs(req)
         total = add(needs, self._ledger.promised())
-        room = self._store.fits(total) and not self._ledger.over_quota([(req, needs)], set())
+        room = self._store.fits(total) and not self._ledger.over_quota_by([(req, needs)], set())
         if room and len(self._running):
             room = self._ledger.free_share_ok(self._config.low_watermark, needs)
         return None if room else self._ledger.no_room(needs, [], self._waiting_on())

@@ -1,15 +1,13 @@
 """Who has to give way when a reservation does not fit: exact, by playing the closes through."""
 
 from memsvc.core.frames import PRIVATE
-from memsvc.core.ledger import Ledger, Pages
+from memsvc.core.ledger import Growing, Ledger, Pages
 from memsvc.core.limbo import Quarantine
 from memsvc.core.radix import Node
 from memsvc.core.reqs import Req, Running
 from memsvc.core.sessions import Client, Sessions
 from memsvc.core.store import PageStore
 from memsvc.wire.mem import NoRoom
-
-Growth = list[tuple[Req, Pages]]
 
 
 class Rehearsal:
@@ -84,9 +82,9 @@ class Pressure:
         self.flagged: dict[int, Req] = {}
         """Requests that their engine was asked to retract for another one's sake, by uid."""
 
-    def resolve(self, client: Client, growth: Growth, retract_at: float) -> NoRoom:
+    def resolve(self, client: Client, growth: Growing, retract_at: float) -> NoRoom:
         """Say what to wait for or whom to retract; flags requests of other engines with the deadline retract_at."""
-        needs = [sum(column) for column in zip(*(pages for _, pages in growth), strict=True)]
+        needs = [sum(column) for column in zip(*(self._ledger.needs(*row) for row in growth), strict=True)]
         rehearsal = Rehearsal(self._store)
         waiting_on = self._wait(rehearsal, growth)
         if waiting_on:
@@ -108,7 +106,7 @@ class Pressure:
             return self._ledger.no_room(needs, victims, "")
         return self._last_rung(client, needs)
 
-    def _wait(self, rehearsal: Rehearsal, growth: Growth) -> str:
+    def _wait(self, rehearsal: Rehearsal, growth: Growing) -> str:
         """Let the pages come back that do so by themselves; "limbo" or "quarantine" if these are enough."""
         for client in self._sessions.clients.values():
             for _, kind, page in client.limbo:
@@ -120,12 +118,12 @@ class Pressure:
                 rehearsal.unblock(kind, page)
         return "quarantine" if self._fits(rehearsal, growth, []) else ""
 
-    def _fits(self, rehearsal: Rehearsal, growth: Growth, closed: list[Req]) -> bool:
+    def _fits(self, rehearsal: Rehearsal, growth: Growing, closed: list[Req]) -> bool:
         uids = {req.uid for req in closed}
-        rest = [(req, pages) for req, pages in growth if req.uid not in uids]
+        rest = [(req, more) for req, more in growth if req.uid not in uids]
         return rehearsal.fits(self._ledger.demand(rest)) and not self._ledger.over_quota(rest, uids)
 
-    def _choose(self, rehearsal: Rehearsal, growth: Growth, closed: list[Req]) -> list[Req]:
+    def _choose(self, rehearsal: Rehearsal, growth: Growing, closed: list[Req]) -> list[Req]:
         """Lowest priority and newest first, until the rest fits. Never the elder."""
         chosen: list[Req] = []
         spared = {self._running.elder, *closed}
@@ -140,7 +138,7 @@ class Pressure:
                 rehearsal.close(req)
         return chosen
 
-    def _over(self, req: Req, growth: Growth, closed: list[Req]) -> bool:
+    def _over(self, req: Req, growth: Growing, closed: list[Req]) -> bool:
         """Whether closing req helps an account that is past its quota."""
         if not self._ledger.has_quotas:
             return False

@@ -47,11 +47,14 @@ class Publisher:
 
     def _publish(self, client: Client, req: Req, full: int, remap: Columns) -> None:
         """Put target pages [num_published, full) into the tree and lock them."""
-        step, first = self._store.tree.page_bytes, req.num_published
-        tokens = bytes(req.tokens[first * step : full * step])
+        step, node = self._store.tree.page_bytes, req.node
+        tokens = bytes(req.tokens[req.num_published * step : full * step])
+        if node.lock_ref == 1 and not node.children:
+            # we alone hold it and nothing follows it, so nobody has published our next page
+            self._publish_new(req, tokens, full)
+            return
         position = 0
-        # a node that we alone hold and that nothing follows cannot have our next page below it
-        while position < len(tokens) and (req.node.children or req.node.lock_ref != 1):
+        while position < len(tokens):
             child = req.node.children.get(tokens[position : position + step])
             if child is None:
                 break
@@ -81,23 +84,19 @@ class Publisher:
 
     def _draft_keeps_up(self, req: Req, full: int) -> bool:
         """Whether all draft pages can be attached with the target's; _attach() sorts out the other cases."""
-        first = req.num_published
         return (
-            req.aux == self._kinds.aux
-            and req.aux_published == first
+            req.aux_whole
+            and req.aux_published == req.num_published
             and req.draft_len >= full * self._page_size
-            and req.draft_valid_from <= first * self._page_size
-            and not req.missing
-            and all(req.aux_low[kind] <= first for kind in req.aux)
             and self._same_draft(req)
         )
 
     def _same_draft(self, req: Req) -> bool:
         """Whether the namespace holds draft pages of the model that our draft is; an empty one does."""
-        root, label = req.root, req.engine.aux_label
+        root = req.root
         if not root.num_aux:
-            root.aux_label = label
-        return root.aux_label == label
+            root.aux_label = req.aux_label
+        return root.aux_label == req.aux_label
 
     def _give(self, req: Req, kind: int, first: int, full: int) -> list[int]:
         """Our private pages [first, full) of a kind, now pages of the tree that we hold."""
@@ -195,7 +194,8 @@ class Publisher:
         """
         tail = req.target_len // self._page_size
         req.draft_valid_from = req.draft_len = req.target_len
-        req.use(req.engine.kinds, self._kinds)
+        req.aux_whole = False
+        req.use(req.engine, self._kinds)
         for kind in req.aux:
             self.release_aux(client, req, kind, req.num_pages)
             req.aux_low[kind] = tail

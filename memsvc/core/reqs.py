@@ -25,8 +25,10 @@ class Req:
 
     __slots__ = (
         "aux",
+        "aux_label",
         "aux_low",
         "aux_published",
+        "aux_whole",
         "draft_len",
         "draft_valid_from",
         "engine",
@@ -73,7 +75,11 @@ class Req:
         self.aux: tuple[int, ...] = ()
         self.token_kinds: tuple[int, ...] = ()
         """Token kinds it holds pages of, the target's first; the others are `aux`."""
-        self.use(engine.kinds, kinds)
+        self.aux_label = ""
+        """Whose draft pages it can share."""
+        self.use(engine, kinds)
+        self.aux_whole = self.aux == kinds.aux
+        """It has every draft page from its hit on, valid: never reset."""
         self.tables: list[list[int]] = [[] for _ in kinds.names]
         self.num_published = 0
         self.aux_published = 0
@@ -100,9 +106,10 @@ class Req:
         """Tokens of prompt and answer that memsvc has been told."""
         return len(self.tokens) // TOKEN_BYTES
 
-    def use(self, names: set[int], kinds: KindTable) -> None:
-        """Hold pages of these kinds from now on."""
-        self.aux = tuple(kind for kind in kinds.aux if kind in names)
+    def use(self, engine: "Engine", kinds: KindTable) -> None:
+        """Hold pages of the engine's kinds, for its draft of now."""
+        self.aux_label = engine.aux_label
+        self.aux = tuple(kind for kind in kinds.aux if kind in engine.kinds)
         self.token_kinds = (kinds.primary, *self.aux)
 
     def settle(self, page_size: int) -> None:

@@ -34,7 +34,7 @@ class Steps:
         self._ledger = ledger
         self._running = running
         self._pressure = pressure
-        self._growth = Growth(store, ledger, running, pressure)
+        self._growth = Growth(config, store, ledger, running, pressure)
         self.opening = Opening(config, store, ledger, running)
         self._publisher = Publisher(store)
         self.num_steps = 0
@@ -43,22 +43,20 @@ class Steps:
 
     def handle(self, client: Client, step: Step) -> Stepped:
         """The reply, which is also kept for a repetition. Raises RequestError with nothing changed."""
-        rows = check_step(client, step, self._config)
+        commits, reserves = check_step(client, step, self._config)
         client.last_num = step.num
         client.done_step = max(client.done_step, step.done_step)
         release_done(self._store.pool, client)
         self._ledger.refused.pop(client.engine.name, None)
         out = Outcome()
-        self._commit(client, rows, out)
+        self._commit(client, commits, out)
         if step.reset_draft:
             self._reset_draft(client, step.reset_draft)
         for part in step.closes:
             self._close(client, part)
         if step.closes and out.remap.rids:
             out.remap.keep(client.engine.reqs)
-        if step.reserve:
-            deadline = self._store.now + self._config.retract_ms / 1000
-            self._growth.reserve(client, step.reserve, out, deadline)
+        self._growth.reserve(client, reserves, out)
         if step.reset_draft:
             self._refill(client, step.reset_draft, out)
         if out.no_room is None:

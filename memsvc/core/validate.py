@@ -11,31 +11,34 @@ from memsvc.wire.mem import Commit, OpenReq, Reserve, Step
 
 CommitRow = tuple[Req, int, int, bytes]
 """Request, target_len, draft_len, tokens."""
+ReserveRow = tuple[Req, int]
+"""Request, and the tokens it is to have slots for."""
 CLOSE_REASONS = ("finish", "abort", "retract")
 
 
-def check_step(client: Client, step: Step, config: PoolConfig) -> list[CommitRow]:
+def check_step(client: Client, step: Step, config: PoolConfig) -> tuple[list[CommitRow], list[ReserveRow]]:
     """Raise RequestError, with the numbers, unless every part of step can be carried out in order.
 
-    Returns the rows of its commit, looked up.
+    Returns the rows of its commit and its reservation, looked up.
     """
     reqs = client.engine.reqs
     if client.role != "target":
         raise RequestError(f"a {client.role} does not step; requests belong to their target")
     if step.done_step >= step.num:
         raise RequestError(f"done_step {step.done_step} of step {step.num}: only earlier steps can be done")
-    rows = check_commit(reqs, step.commit, config.page_size) if step.commit else []
+    commits = check_commit(reqs, step.commit, config.page_size) if step.commit else []
     if step.reset_draft:
         _check_rids("reset_draft", reqs, step.reset_draft.rids)
     closing: set[ReqId] = set()
     if step.closes:
         closing = _check_closes(reqs, step)
+    reserves: list[ReserveRow] = []
     if step.reserve:
-        lens = dict(zip(step.commit.rids, step.commit.target_lens, strict=True)) if step.commit else {}
-        _check_reserve(reqs, step.reserve, closing, lens, config)
+        lens = {row[0].rid: row[1] for row in commits}
+        reserves = _check_reserve(reqs, step.reserve, closing, lens, config)
     if step.opens:
         _check_opens(reqs, step.opens, closing)
-    return rows
+    return commits, reserves
 
 
 def check_commit(reqs: dict[ReqId, Req], part: Commit, page_size: int) -> list[CommitRow]:
@@ -92,21 +95,25 @@ def _check_closes(reqs: dict[ReqId, Req], step: Step) -> set[ReqId]:
 
 def _check_reserve(
     reqs: dict[ReqId, Req], part: Reserve, closing: set[ReqId], lens: dict[ReqId, int], config: PoolConfig
-) -> None:
+) -> list[ReserveRow]:
     if len(part.rids) != len(part.nums) or len(set(part.rids)) != len(part.rids):
         raise RequestError(f"reserve: {len(part.rids)} rids, {len(set(part.rids))} different, {len(part.nums)} nums")
     most = config.max_extend_tokens or UNBOUNDED
+    rows: list[ReserveRow] = []
     for rid, num in zip(part.rids, part.nums, strict=True):
         req = reqs.get(rid)
         if req is None or rid in closing:
             raise RequestError(f"reserve: rid {rid} is not open")
-        committed = lens.get(rid, req.target_len)
-        if not 0 <= num <= most or committed + num > req.limit:
+        committed = lens.get(rid)
+        want = (req.target_len if committed is None else committed) + num
+        if want > req.limit or not 0 <= num <= most:
             raise RequestError(
-                f"reserve: rid {rid} asks for {num} slots past {committed}; at least 0, up to {req.limit} "
+                f"reserve: rid {rid} asks for {num} slots past {want - num}; at least 0, up to {req.limit} "
                 f"(prompt + max_new + {config.slack_tokens}) and {config.max_extend_tokens or 'any number'} at once "
                 f"are possible"
             )
+        rows.append((req, want))
+    return rows
 
 
 def _check_opens(reqs: dict[ReqId, Req], opens: list[OpenReq], closing: set[ReqId]) -> None:

@@ -57,6 +57,9 @@ def test_sigterm_wakes_a_blocking_wait():
         os.kill(os.getpid(), signal.SIGTERM)
         assert select.select([stop.fd], [], [], 20)[0]
         assert stop.is_set
+        # The interpreter's own signal code writes to the flag's descriptor, before any handler runs.
+        wake_fd = signal.set_wakeup_fd(-1)
+        assert os.path.sameopenfile(wake_fd, stop.fd)
     finally:
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), old, strict=True):
             signal.signal(number, handler)

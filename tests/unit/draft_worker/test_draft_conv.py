@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from draft_worker.conv import LocalConv, finish
+from memsvc.device.layers import Linear
 
 WIDTH, GROUP = 12, 3
 
@@ -12,7 +13,7 @@ def conv(num_taps: int) -> LocalConv:
     generator = torch.Generator().manual_seed(num_taps)
     num_rows = 2 * num_taps * (WIDTH // GROUP)
     return LocalConv(
-        torch.randn(2, num_taps, WIDTH, generator=generator), torch.randn(num_rows, WIDTH, generator=generator)
+        torch.randn(2, num_taps, WIDTH, generator=generator), Linear(torch.randn(num_rows, WIDTH, generator=generator))
     )
 
 
@@ -21,7 +22,7 @@ def by_hand(layer: LocalConv, side: int, source: torch.Tensor, x: torch.Tensor) 
     num_taps, num_groups = layer.base_kernel.shape[1], WIDTH // GROUP
     out = torch.zeros_like(x)
     for j in range(len(x)):
-        dynamic = layer.projection @ source[j]
+        dynamic = layer.projection.weight @ source[j]
         for tap in range(num_taps):
             if j - tap < 0:
                 continue
@@ -60,7 +61,7 @@ def test_a_block_shorter_than_the_kernel_runs():
 def test_the_identity_kernel_changes_nothing():
     base = torch.zeros(2, 2, WIDTH)
     base[:, 0] = 1
-    layer = LocalConv(base, torch.zeros(2 * 2 * (WIDTH // GROUP), WIDTH))
+    layer = LocalConv(base, Linear(torch.zeros(2 * 2 * (WIDTH // GROUP), WIDTH)))
     u, y = torch.randn(2, 4, WIDTH), torch.randn(2, 4, WIDTH)
     prepared, taps = layer.prepare(u)
     assert torch.equal(prepared, u)

@@ -16,6 +16,12 @@ from draft_worker.weights import load_model
 from tests.support.make_drafter import V1, V2, make_drafter, make_target_stub
 
 
+@pytest.fixture(autouse=True)
+def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights as they were read: a packed one cannot be compared."""
+    monkeypatch.setattr("memsvc.device.layers.is_packable", lambda weight: False)
+
+
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return make_target_stub(tmp_path / "target")
