@@ -47,11 +47,10 @@ class _Group:
     """int64 [n, num_pages]"""
     mask: torch.Tensor
     """Added to the scores: [n, 1, group_size * num, num_pages * page_size], 0 or -inf."""
+    gathered: torch.Tensor
+    """Scratch for one layer's keys and values, [2, n, num_pages * page_size, kv_heads, head_dim]."""
     unseen: torch.Tensor
-    """Gathered key rows past each span's end: they may hold NaN, which no mask stops (0 * NaN)."""
-    keys: torch.Tensor
-    values: torch.Tensor
-    """Scratch for one layer's pages, [n, num_pages * page_size, kv_heads, head_dim]."""
+    """Its rows past each span's end, counted over all: they may hold NaN, which no mask stops (0 * NaN)."""
 
 
 class PagedAttention:
@@ -72,15 +71,14 @@ class PagedAttention:
 
     def _attend(self, layer: int, group: _Group, q: torch.Tensor) -> torch.Tensor:
         n, kv_heads, head_dim = len(group.pages), self._pool.shape.num_kv_heads, self._pool.shape.head_dim
-        self._pool.gather(layer, group.pages, out=(group.keys, group.values))
-        group.keys.view(-1, kv_heads, head_dim).index_fill_(0, group.unseen, 0)
-        group.values.view(-1, kv_heads, head_dim).index_fill_(0, group.unseen, 0)
+        keys, values = self._pool.gather(layer, group.pages, out=(group.gathered[0], group.gathered[1]))
+        group.gathered.view(-1, kv_heads * head_dim).index_fill_(0, group.unseen, 0)
         # The query heads of a key-value head become more rows of it, so keys need no repeating.
         q = q.view(n, -1, kv_heads, self._group_size, head_dim).permute(0, 2, 3, 1, 4)
         out = F.scaled_dot_product_attention(
             q.reshape(n, kv_heads, -1, head_dim),
-            group.keys.transpose(1, 2),
-            group.values.transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
             attn_mask=group.mask,
         )
         out = out.view(n, kv_heads, self._group_size, -1, head_dim).permute(0, 3, 1, 2, 4)
@@ -96,15 +94,14 @@ class PagedAttention:
         sees = keys_at <= starts[:, None, None] + torch.arange(num, device=device)[:, None]
         mask = torch.zeros(sees.shape, dtype=pool.shape.dtype, device=device).masked_fill_(~sees, -torch.inf)
         mask = mask[:, None].expand(-1, self._group_size, -1, -1).reshape(len(spans), 1, -1, length)
-        unseen = (keys_at >= (starts + num)[:, None]).flatten().nonzero()[:, 0]
-        form = (len(spans), length, pool.shape.num_kv_heads, pool.shape.head_dim)
+        unseen = (keys_at >= (starts + num)[:, None]).expand(2, -1, -1).flatten().nonzero()[:, 0]
+        form = (2, len(spans), length, pool.shape.num_kv_heads, pool.shape.head_dim)
         return _Group(
             rows=_rows_of(spans, device),
             pages=self._tables.pages([span.table_row for span in spans], num_pages),
             mask=mask,
+            gathered=torch.empty(form, dtype=pool.shape.dtype, device=device),
             unseen=unseen,
-            keys=torch.empty(form, dtype=pool.shape.dtype, device=device),
-            values=torch.empty(form, dtype=pool.shape.dtype, device=device),
         )
 
 

@@ -69,6 +69,9 @@ class Checker:
                 for index, page in enumerate(table):
                     if page:
                         self._claim_req_page(req, kind, index, page)
+            pages = self._store.tree_pages(req.node, req.num_published)[0]
+            if pages != req.tables[req.primary][: req.num_published]:
+                self._odd(0, 0, f"rid {req.rid}: its table and the path to its node have different pages")
             if req.engine.reqs.get(req.rid) is not req or req.node.end != req.num_published:
                 self._odd(0, 0, f"rid {req.rid}: {req.num_published} pages published, its node ends at {req.node.end}")
             yield

@@ -1,4 +1,4 @@
-"""Time of one propose by route, batch and context: `python -m tests.bench.propose`, JSON on stdout.
+"""Time of one propose by route, batch and context: `OMP_WAIT_POLICY=PASSIVE python -m tests.bench.propose` prints JSON.
 
 SmolLM2 geometry (hidden 576, 9/3 heads of 64, vocabulary 49,152), a 3-layer DFlash2 drafter with
 B = 8, bfloat16, random weights. Host times in milliseconds, the median of the repeats.

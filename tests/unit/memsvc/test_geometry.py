@@ -74,7 +74,7 @@ def test_layout_of_the_design_kinds_with_exchange() -> None:
 
 
 def test_small_arena_is_refused_with_the_size_that_works() -> None:
-    with pytest.raises(ValueError, match="smallest that works is (?P<bytes>[0-9]+) bytes") as refusal:
+    with pytest.raises(ValueError, match="smallest that works is") as refusal:
         make_layout(make_config(3, [TARGET, DRAFT, STATE, RING]), solve([TARGET, DRAFT, STATE, RING]))
     smallest = int(str(refusal.value).split("works is ")[1].split(" ")[0])
     config = make_config(smallest // FRAME_BYTES, [TARGET, DRAFT, STATE, RING])

@@ -162,10 +162,10 @@ def test_opens_stop_at_the_first_that_does_not_fit() -> None:
     engine = Engine(make_manager(11))
     engine.open(1, TEXT, max_new=0)
     ops = [OpenReq(ReqId(rid), pack_tokens([rid] * 8), max_new=0) for rid in (2, 3)]
-    reply = engine.step(opens=ops)
-    assert reply.opened == []
+    reply = engine.step(opens=[*ops, OpenReq(ReqId(4), pack_tokens([4]), max_new=0)])
+    # the elder keeps 6 pages of each kind (prompt and slack); 4 more make 5 + 4 of 10 frames, 8 more 7 + 5
+    assert [answer.rid for answer in reply.opened] == [2]
     assert isinstance(reply.open_no_room, NoRoom)
-    # the elder keeps 6 pages of each kind (prompt and slack): 3 + 2 frames; 4 + 4 pages are 2 + 2 more
     assert reply.open_no_room.needs == [4, 4]
     check(engine.manager)
 
@@ -185,8 +185,9 @@ def test_prompts_that_were_admitted_but_not_filled_count_against_the_next() -> N
 def test_an_open_that_is_refused_leaves_nothing_behind() -> None:
     engine = Engine(make_manager(11))
     engine.run(1, TEXT, max_new=0)
+    engine.run(2, [5] * 8, max_new=0)
     before = check(engine.manager), engine.manager.handle_admin(GetStats())
-    reply = engine.open(2, [*TEXT, *[9] * 8], max_new=0)
+    reply = engine.open(3, [*TEXT, *[9] * 8], max_new=0)
     assert reply.open_no_room is not None
     after = check(engine.manager), engine.manager.handle_admin(GetStats())
     assert before[0] == after[0]
