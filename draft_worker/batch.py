@@ -53,6 +53,8 @@ class BlockBatch:
         """The same blocks, then dummy requests up to num_reqs: token 0 at position 0, row 0, no context."""
         missing = num_reqs - len(self)
         assert missing >= 0, f"{len(self)} blocks do not fit a bucket of {num_reqs}"
+        if not missing:
+            return self
         return BlockBatch(
             rows=np.pad(self.rows, (0, missing)),
             anchors=np.pad(self.anchors, (0, missing)),

@@ -1,15 +1,13 @@
 """Frames with free pages, in lists by how many: add, remove and fullest are O(1)."""
 
-from array import array
-
 
 class Buckets:
     """Per kind and number of free pages a doubly linked list of frames; frame 0 is the end of each.
 
-    A frame is in at most one Buckets at a time, so two of them can share the link arrays.
+    A frame is in at most one Buckets at a time, so two of them can share the links.
     """
 
-    def __init__(self, pages_per_frame: tuple[int, ...], links: "tuple[array[int], array[int]]") -> None:
+    def __init__(self, pages_per_frame: tuple[int, ...], links: tuple[list[int], list[int]]) -> None:
         self.heads = [[0] * (n + 1) for n in pages_per_frame]
         self.mask = [0] * len(pages_per_frame)
         """Bit n is set if a frame with n free pages is there."""
@@ -21,24 +19,6 @@ class Buckets:
         if not mask:
             return 0
         return self.heads[kind][(mask & -mask).bit_length() - 1]
-
-    def shift_fullest(self, kind: int) -> int:
-        """Take one free page off the fullest frame: it moves to the next list, or out if it is full now."""
-        bit = self.mask[kind] & -self.mask[kind]
-        num_free = bit.bit_length() - 1
-        heads = self.heads[kind]
-        frame = heads[num_free]
-        after = heads[num_free] = self._next[frame]
-        if after:
-            self._prev[after] = 0
-        else:
-            self.mask[kind] ^= bit
-        if num_free > 1:
-            # the list below was empty, or it would have been the fullest
-            heads[num_free - 1] = frame
-            self._next[frame] = 0
-            self.mask[kind] |= bit >> 1
-        return frame
 
     def add(self, kind: int, frame: int, num_free: int) -> None:
         """Put the frame in front of its list."""

@@ -22,38 +22,38 @@ class FramePool:
 
     def __init__(self, pages_per_frame: tuple[int, ...], num_frames: int, first_frame: int) -> None:
         num_kinds = len(pages_per_frame)
-        frame_zeros, kinds = bytes(4 * num_frames), range(num_kinds)
+        sizes = [num_frames * n for n in pages_per_frame]
         self.pages_per_frame = pages_per_frame
         self.num_frames = num_frames
         self.first_frame = first_frame
-        self.frame_kind = bytearray(num_frames)
+        # plain lists of small or shared ints: reading and writing an array's item costs ten times as much
+        self.frame_kind = [RESERVED] * first_frame + [0] * (num_frames - first_frame)
         """Kind + 1 of a cut frame, 0 if empty, or RESERVED."""
-        self.frame_kind[:first_frame] = bytes([RESERVED]) * first_frame
-        self.num_free = array("i", frame_zeros)
-        self.num_blocked = array("i", frame_zeros)
-        self.first_free = array("i", frame_zeros)
+        self.num_free = [0] * num_frames
+        self.num_blocked = [0] * num_frames
+        self.first_free = [0] * num_frames
         """Head of the frame's list of pages that were used and freed since the cut."""
-        self.num_handed = array("i", frame_zeros)
+        self.num_handed = [0] * num_frames
         """Pages of the frame handed out at least once since the cut; those past it are free, unlisted."""
-        self._last_kind = bytearray(num_frames)
-        self._num_clean = array("i", frame_zeros)
-        self.state = [bytearray(num_frames * n) for n in pages_per_frame]
-        self.next_free = [array("i", bytes(4 * num_frames * n)) for n in pages_per_frame]
-        self.refs = [array("i", bytes(4 * num_frames * n)) for n in pages_per_frame]
+        self._last_kind = [0] * num_frames
+        self._num_clean = [0] * num_frames
+        self.state = [[FREE] * size for size in sizes]
+        self.next_free = [[0] * size for size in sizes]
+        self.refs = [[0] * size for size in sizes]
         """Lock counts by page; used for aux kinds only."""
-        self.owner = [array("q", bytes(8 * num_frames * n)) for n in pages_per_frame]
+        self.owner = [[0] * size for size in sizes]
         """uid of the request that had the page last; set by who takes it."""
-        self.stamp = [array("d", bytes(8 * num_frames * n)) for n in pages_per_frame]
+        self.stamp = [[0.0] * size for size in sizes]
         """When the page was taken, or last unlocked."""
-        links = (array("i", frame_zeros), array("i", frame_zeros))
+        links = ([0] * num_frames, [0] * num_frames)
         self.locked_holes = Buckets(pages_per_frame, links)
         self.loose_holes = Buckets(pages_per_frame, links)
-        self.empty = array("i", range(num_frames - 1, first_frame - 1, -1))
+        self.empty = list(range(num_frames - 1, first_frame - 1, -1))
         self.num_loose = 0
         self.spare = [0] * num_kinds
         self.num_cut = [0] * num_kinds
         """Frames cut for each kind."""
-        self.counts = [[0] * len(STATE_NAMES) for _ in kinds]
+        self.counts = [[0] * len(STATE_NAMES) for _ in sizes]
         """Pages of each kind by state, over cut frames."""
         self.unsure: set[tuple[int, int]] = set()
         """(kind, page) whose taker may have died before it cleared them."""
@@ -221,13 +221,10 @@ class FramePool:
 
     def lock(self, kind: int, pages: "array[int] | list[int]") -> None:
         """One more lock on each of these pages of the tree; block those that had none."""
-        refs, fresh = self.refs[kind], []
+        refs = self.refs[kind]
         for page in pages:
-            held = refs[page]
-            refs[page] = held + 1
-            if not held:
-                fresh.append(page)
-        self.block(kind, fresh)
+            refs[page] += 1
+        self.block(kind, [page for page in pages if refs[page] == 1])
 
     def unlock(self, kind: int, pages: "array[int] | list[int]", now: float) -> None:
         """One lock less on each of these pages; unblock those that have none left."""
