@@ -74,32 +74,56 @@ class FramePool:
         return bool(self.locked_holes.mask[kind] or self.loose_holes.mask[kind] or self.empty)
 
     def take(self, kind: int, num_pages: int, now: float) -> list[int]:
-        """At most num_pages free pages of one frame, now private; the caller names their owner.
+        """At most num_pages free pages, at least one, now private; the caller names their owner.
 
-        At least one; the caller has made sure that there is (has_hole).
+        The caller has made sure that there is one (has_hole). Pages come from one frame, or, where
+        a page fills its frame, from empty frames.
         """
-        frame, per_frame = self.locked_holes.fullest(kind), self.pages_per_frame[kind]
+        per_frame = self.pages_per_frame[kind]
+        pages = self._take_frames(kind, num_pages) if per_frame == 1 else self._take_from_one(kind, num_pages)
+        counts, states, stamp = self.counts[kind], self.state[kind], self.stamp[kind]
+        counts[FREE] -= len(pages)
+        counts[PRIVATE] += len(pages)
+        for page in pages:
+            states[page] = PRIVATE
+            stamp[page] = now
+        if self.unsure:
+            unsure = self.unsure.intersection((kind, page) for page in pages)
+            self.unsure -= unsure
+            self.to_clear += unsure.difference(self.to_clear)
+        return pages
+
+    def _take_frames(self, kind: int, num_pages: int) -> list[int]:
+        frames = self.empty[-num_pages:]
+        del self.empty[-num_pages:]
+        label, last_kind = kind + 1, self._last_kind
+        for frame in frames:
+            self.frame_kind[frame] = label
+            self.num_blocked[frame] = self.num_handed[frame] = 1
+            self.first_free[frame] = 0
+            if last_kind[frame] != label:
+                last_kind[frame] = label
+                self.to_clear.append((kind, frame))
+        self.num_cut[kind] += len(frames)
+        self.counts[kind][FREE] += len(frames)
+        return frames
+
+    def _take_from_one(self, kind: int, num_pages: int) -> list[int]:
+        frame = self.locked_holes.fullest(kind)
         if frame:
             free = self.num_free[frame]
             self.locked_holes.remove(kind, frame, free)
         else:
             frame = self._loose_frame(kind)
             free = self.num_free[frame]
-            self.spare[kind] += per_frame
+            self.spare[kind] += self.pages_per_frame[kind]
         num = min(num_pages, free)
-        pages = self._pop_pages(kind, frame, num)
         self.num_blocked[frame] += num
         self.spare[kind] -= num
         left = self.num_free[frame] = free - num
         if left:
             self.locked_holes.add(kind, frame, left)
-        counts, states, stamp = self.counts[kind], self.state[kind], self.stamp[kind]
-        counts[FREE] -= num
-        counts[PRIVATE] += num
-        for page in pages:
-            states[page] = PRIVATE
-            stamp[page] = now
-        return pages
+        return self._pop_pages(kind, frame, num)
 
     def _loose_frame(self, kind: int) -> int:
         """A frame without blocked pages that is about to get one: a loose one with a free page, or an empty one."""
@@ -121,7 +145,8 @@ class FramePool:
 
     def _pop_pages(self, kind: int, frame: int, num_pages: int) -> list[int]:
         """Free pages of the frame, used ones first; those that hold another kind's bytes are noted in to_clear."""
-        pages, page, next_free = [], self.first_free[frame], self.next_free[kind]
+        pages: list[int] = []
+        page, next_free = self.first_free[frame], self.next_free[kind]
         while page and len(pages) < num_pages:
             pages.append(page)
             page = next_free[page]
@@ -135,10 +160,6 @@ class FramePool:
             if handed_after > clean:
                 self._num_clean[frame] = handed_after
                 self.to_clear += [(kind, page) for page in range(first + clean, first + handed_after)]
-        if self.unsure:
-            unsure = self.unsure.intersection((kind, page) for page in pages).difference(self.to_clear)
-            self.unsure -= unsure
-            self.to_clear += unsure
         return pages
 
     def free(self, kind: int, page: int) -> None:
@@ -249,5 +270,12 @@ class FramePool:
         for page in pages:
             assert states[page] == PRIVATE, f"kind {kind} page {page} is {STATE_NAMES[states[page]]}, not private"
             states[page] = TREE
-        counts[PRIVATE] -= len(pages)
-        counts[TREE] += len(pages)
+        num = len(pages)
+        counts[PRIVATE] -= num
+        counts[TREE] += num
+
+    def hold(self, kind: int, pages: list[int]) -> None:
+        """The one lock on each of these pages is that of the request that published them."""
+        refs = self.refs[kind]
+        for page in pages:
+            refs[page] = 1

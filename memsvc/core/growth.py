@@ -45,11 +45,11 @@ class Growth:
         """`more` pages of each token kind for each request. `ahead` fits and covers them."""
         for kind in self._store.kinds.token:
             growing = [(req, more) for req, more in rows if kind in req.token_kinds]
-            taken = self._store.take(kind, sum(more for _, more in growing), ahead)
+            taken = self._store.take(kind, sum([more for _, more in growing]), ahead)
             owner, first = self._store.pool.owner[kind], 0
             for req, more in growing:
-                pages, table = taken[first : first + more], req.tables[kind]
-                for page in pages:
+                table = req.tables[kind]
+                for page in (pages := taken[first : first + more]):
                     owner[page] = req.uid
                 out.grow.add_run(req.rid, kind, len(table), pages)
                 table += pages

@@ -62,10 +62,15 @@ class Columns:
 
     def add_run(self, rid: ReqId, kind: int, index: int, pages: list[int]) -> None:
         """`pages` stand at `index` and on of the table of `kind` of rid."""
-        num = len(pages)
-        self.rids += [rid] * num
-        self.kinds += [kind] * num
-        self.idxs += range(index, index + num)
+        if len(pages) == 1:
+            self.rids.append(rid)
+            self.kinds.append(kind)
+            self.idxs.append(index)
+            self.pages += pages
+            return
+        self.rids += [rid] * len(pages)
+        self.kinds += [kind] * len(pages)
+        self.idxs += range(index, index + len(pages))
         self.pages += pages
 
     def keep(self, reqs: "dict[ReqId, Req]") -> None:

@@ -69,9 +69,9 @@ class Publisher:
     def _publish_new(self, req: Req, tokens: bytes, full: int) -> None:
         """Nobody has published these pages: they go to the end of our node, or below it if it is shared."""
         node, tree, first = req.node, self._store.tree, req.num_published
-        columns = [self._give(req, req.primary, first, full)]
-        if self._draft_keeps_up(req, full):
-            columns += [self._give(req, kind, first, full) for kind in req.aux]
+        kinds = req.token_kinds if req.aux_whole and self._draft_keeps_up(req, full) else req.token_kinds[:1]
+        columns = [self._give(req, kind, first, full) for kind in kinds]
+        if len(columns) > 1:
             req.root.num_aux += (full - first) * len(req.aux)
             req.aux_published = full
         if node.lock_ref == 1 and not node.children:
@@ -85,10 +85,7 @@ class Publisher:
     def _draft_keeps_up(self, req: Req, full: int) -> bool:
         """Whether all draft pages can be attached with the target's; _attach() sorts out the other cases."""
         return (
-            req.aux_whole
-            and req.aux_published == req.num_published
-            and req.draft_len >= full * self._page_size
-            and self._same_draft(req)
+            req.aux_published == req.num_published and req.draft_len >= full * self._page_size and self._same_draft(req)
         )
 
     def _same_draft(self, req: Req) -> bool:
@@ -100,12 +97,10 @@ class Publisher:
 
     def _give(self, req: Req, kind: int, first: int, full: int) -> list[int]:
         """Our private pages [first, full) of a kind, now pages of the tree that we hold."""
-        pages = req.tables[kind][first:full]
-        self._store.pool.publish(kind, pages)
+        pages, pool = req.tables[kind][first:full], self._store.pool
+        pool.publish(kind, pages)
         if kind != req.primary:
-            refs = self._store.pool.refs[kind]
-            for page in pages:
-                refs[page] = 1
+            pool.hold(kind, pages)
         return pages
 
     def _publish_duplicates(self, client: Client, req: Req, child: Node, remap: Columns) -> None:

@@ -151,13 +151,13 @@ class RadixTree:
 
     def extend(self, node: Node, key: bytes, columns: list[list[int]]) -> None:
         """Put pages after the end of a node without children, into the node itself."""
-        num_pages = len(columns[0])
         node.key += key
+        self.num_pages += len(columns[0])
         for own, pages in zip(node.columns, columns, strict=False):
             own.extend(pages)
-        for own in node.columns[len(columns) :]:
-            own.extend(bytes(num_pages))
-        self.num_pages += num_pages
+        if len(columns) < self.num_columns:
+            for own in node.columns[len(columns) :]:
+                own.extend(bytes(len(columns[0])))
 
     def truncate(self, node: Node, num_pages: int) -> "list[array[int]]":
         """Cut the last num_pages off a node without children; an emptied node leaves the tree. Returns the columns."""

@@ -34,7 +34,7 @@ def check_step(client: Client, step: Step, config: PoolConfig) -> tuple[list[Com
         closing = _check_closes(reqs, step)
     reserves: list[ReserveRow] = []
     if step.reserve:
-        lens = {row[0].rid: row[1] for row in commits}
+        lens = dict(zip(step.commit.rids, step.commit.target_lens, strict=True)) if step.commit else {}
         reserves = _check_reserve(reqs, step.reserve, closing, lens, config)
     if step.opens:
         _check_opens(reqs, step.opens, closing)
@@ -46,11 +46,9 @@ def check_commit(reqs: dict[ReqId, Req], part: Commit, page_size: int) -> list[C
     sizes = {len(part.rids), len(part.target_lens), len(part.draft_lens), len(part.tokens), len(set(part.rids))}
     if len(sizes) != 1:
         raise RequestError(f"commit: columns of unequal length or repeated rids: {sizes} entries")
-    rows: list[CommitRow] = []
-    for rid, target, draft, tokens in zip(part.rids, part.target_lens, part.draft_lens, part.tokens, strict=True):
-        req = reqs.get(rid)
-        if req is None:
-            raise RequestError(f"commit: rid {rid} is not open")
+    found = _look_up("commit", reqs, part.rids)
+    rows = list(zip(found, part.target_lens, part.draft_lens, part.tokens, strict=True))
+    for req, target, draft, tokens in rows:
         known = len(req.tokens) + len(tokens)
         if (
             not req.target_len <= target <= req.slots
@@ -60,8 +58,14 @@ def check_commit(reqs: dict[ReqId, Req], part: Commit, page_size: int) -> list[C
             or (req.missing and draft > req.draft_len and draft > _first_missing(req, page_size))
         ):
             raise RequestError(_commit_fault(req, (target, draft), tokens, page_size))
-        rows.append((req, target, draft, tokens))
     return rows
+
+
+def _look_up(what: str, reqs: dict[ReqId, Req], rids: list[ReqId]) -> list[Req]:
+    try:
+        return [reqs[rid] for rid in rids]
+    except KeyError as missing:
+        raise RequestError(f"{what}: rid {missing} is not open") from None
 
 
 def _first_missing(req: Req, page_size: int) -> int:
@@ -79,9 +83,7 @@ def _commit_fault(req: Req, lens: tuple[int, int], tokens: bytes, page_size: int
 def _check_rids(what: str, reqs: dict[ReqId, Req], rids: list[ReqId]) -> None:
     if len(set(rids)) != len(rids):
         raise RequestError(f"{what}: rids repeat: {rids}")
-    for rid in rids:
-        if rid not in reqs:
-            raise RequestError(f"{what}: rid {rid} is not open")
+    _look_up(what, reqs, rids)
 
 
 def _check_closes(reqs: dict[ReqId, Req], step: Step) -> set[ReqId]:
@@ -96,23 +98,21 @@ def _check_closes(reqs: dict[ReqId, Req], step: Step) -> set[ReqId]:
 def _check_reserve(
     reqs: dict[ReqId, Req], part: Reserve, closing: set[ReqId], lens: dict[ReqId, int], config: PoolConfig
 ) -> list[ReserveRow]:
-    if len(part.rids) != len(part.nums) or len(set(part.rids)) != len(part.rids):
+    if not len(part.rids) == len(part.nums) == len(set(part.rids)):
         raise RequestError(f"reserve: {len(part.rids)} rids, {len(set(part.rids))} different, {len(part.nums)} nums")
+    found = _look_up("reserve", reqs, part.rids)
+    if not closing.isdisjoint(part.rids):
+        raise RequestError(f"reserve: rids {closing.intersection(part.rids)} are closed by the same step")
     most = config.max_extend_tokens or UNBOUNDED
-    rows: list[ReserveRow] = []
-    for rid, num in zip(part.rids, part.nums, strict=True):
-        req = reqs.get(rid)
-        if req is None or rid in closing:
-            raise RequestError(f"reserve: rid {rid} is not open")
-        committed = lens.get(rid)
-        want = (req.target_len if committed is None else committed) + num
-        if want > req.limit or not 0 <= num <= most:
+    rows = [(req, lens.get(req.rid, req.target_len) + num) for req, num in zip(found, part.nums, strict=True)]
+    if part.nums and not 0 <= min(part.nums) <= max(part.nums) <= most:
+        raise RequestError(f"reserve: {part.nums} slots; at least 0 and at most {most} at once are possible")
+    for req, want in rows:
+        if want > req.limit:
             raise RequestError(
-                f"reserve: rid {rid} asks for {num} slots past {want - num}; at least 0, up to {req.limit} "
-                f"(prompt + max_new + {config.slack_tokens}) and {config.max_extend_tokens or 'any number'} at once "
-                f"are possible"
+                f"reserve: rid {req.rid} asks for slots up to {want}, its limit is {req.limit} "
+                f"(prompt + max_new + {config.slack_tokens})"
             )
-        rows.append((req, want))
     return rows
 
 

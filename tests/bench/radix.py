@@ -1,9 +1,10 @@
 """Cost of the allocator itself, without sockets: `python -m tests.bench.radix` prints JSON.
 
 match_32k_us, open_32k_us: a cached prompt of 32k tokens, page 16. step32_core_us: a Step in which 32
-requests commit 4 tokens each and reserve 8, in a pool whose every other page is cached text, so that
-each new page costs an eviction. scale_ratio: that Step in a pool of a million pages against a
-thousand. Medians, in microseconds; init_s: making the pool of a million pages.
+requests commit 4 tokens each and reserve 8, in a pool of a thousand pages that is full of cached
+text, so that new pages cost evictions; step32_large_us: the same in a pool of a million pages, its
+steps measured in turn with the small pool's. scale_ratio: the second over the first. init_s: making
+the large pool. Times are medians.
 """
 
 import argparse
@@ -35,8 +36,10 @@ PAGE_SIZE = 16
 TARGET_BYTES, DRAFT_BYTES = 3072, 1024
 LONG = 32768
 BATCH, ACCEPTED, RESERVED = 32, 4, 8
+STEPS = 24
+"""Steps that a batch lives: then its requests hold about 7 pages each, as 1000 pages allow."""
 CACHED_LEN = 512
-"""Tokens of one cached conversation in the scale test."""
+"""Tokens of one cached conversation in the pools that are full of them."""
 
 
 class Driver:
@@ -61,9 +64,7 @@ class Driver:
     def message(self, commit: Commit | None = None, reserve: Reserve | None = None, **parts: list) -> Step:
         """The next step; all before it are done."""
         self.num += 1
-        return Step(
-            epoch=self.epoch, num=self.num, done_step=self.num - 1, commit=commit, reserve=reserve, **parts
-        )
+        return Step(epoch=self.epoch, num=self.num, done_step=self.num - 1, commit=commit, reserve=reserve, **parts)
 
     def send(self, message: Step) -> Stepped:
         """Its reply, which must have found room."""
@@ -117,48 +118,79 @@ def long_prompt(times: int) -> dict[str, float]:
     return {"match_32k_us": median_us(match, times), "open_32k_us": median_us(open_close, times)}
 
 
-def batch_steps(num_pages: int, times: int) -> tuple[float, float]:
-    """Median of the batch step in microseconds in a full pool of num_pages pages, and seconds to make it."""
-    frames = num_pages * 3 // 4
-    driver = Driver(frames)
-    rids = [ReqId(1_000_000 + i) for i in range(BATCH)]
-    cached_pages = frames * 3 // 4 - BATCH * 8
-    for index in range(max(1, cached_pages // (CACHED_LEN // PAGE_SIZE))):
-        driver.cache(index + 1, [random.randrange(50_000) for _ in range(CACHED_LEN)])
-    driver.step(opens=[OpenReq(rid, pack_tokens([rid, 7]), 1 << 20) for rid in rids[:0]])
-    max_new = min(frames // 4, 1 << 16)
-    for rid in rids:
-        driver.step(opens=[OpenReq(rid, pack_tokens([rid, 7]), max_new)])
-    driver.step(reserve=Reserve(rids, [2 + RESERVED] * BATCH))
-    tokens = [pack_tokens([1, 2, 3, 4])] * BATCH
-    driver.step(commit=Commit(rids, [2] * BATCH, [2] * BATCH, tokens), reserve=Reserve(rids, [RESERVED] * BATCH))
-    lens, samples = 2, []
-    gc.collect()
-    gc.freeze()
-    for _ in range(times):
-        lens += ACCEPTED
-        message = driver.message(
-            commit=Commit(rids, [lens] * BATCH, [lens] * BATCH, tokens),
-            reserve=Reserve(rids, [RESERVED] * BATCH),
+class Batch:
+    """A pool full of cached text, and 32 requests that grow in it, each at another place of its page."""
+
+    def __init__(self, num_pages: int) -> None:
+        num_frames = num_pages * 3 // 4  # one target page or three draft pages each, as many of both
+        self.driver = Driver(num_frames)
+        self._next_rid = 1
+        for _ in range(num_frames * 3 // 4 * PAGE_SIZE // CACHED_LEN):
+            self.driver.cache(self._rid(), [random.randrange(50_000) for _ in range(CACHED_LEN)])
+        self._rids: list[ReqId] = []
+        self._lens: list[int] = []
+
+    def _rid(self) -> int:
+        self._next_rid += 1
+        return self._next_rid
+
+    def renew(self) -> None:
+        """Close the requests, whose text stays, and open others."""
+        if self._rids:
+            self.driver.step(closes=[Close(self._rids)])
+        self._rids = [ReqId(self._rid()) for _ in range(BATCH)]
+        self._lens = [PAGE_SIZE + index % PAGE_SIZE for index in range(BATCH)]
+        for rid, length in zip(self._rids, self._lens, strict=True):
+            self.driver.step(opens=[OpenReq(rid, pack_tokens([rid] * length), STEPS * ACCEPTED)])
+        self.driver.step(reserve=Reserve(self._rids, [length + RESERVED for length in self._lens]))
+        self._commit(self._lens)
+
+    def _commit(self, lens: list[int]) -> float:
+        tokens = [pack_tokens([1, 2, 3, 4])] * BATCH
+        message = self.driver.message(
+            commit=Commit(self._rids, list(lens), list(lens), tokens), reserve=Reserve(self._rids, [RESERVED] * BATCH)
         )
         began = time.perf_counter()
-        driver.send(message)
-        samples.append(time.perf_counter() - began)
+        self.driver.send(message)
+        return time.perf_counter() - began
+
+    def step(self) -> float:
+        """Seconds that one step took."""
+        self._lens = [length + ACCEPTED for length in self._lens]
+        return self._commit(self._lens)
+
+
+def batch_steps(large_pages: int, rounds: int) -> dict[str, float]:
+    """The batch step in a small and a large pool."""
+    small, large = Batch(1_000), Batch(large_pages)
+    gc.collect()
+    gc.freeze()  # as the service does
+    times: dict[str, list[float]] = {"small": [], "large": []}
+    for _ in range(rounds):
+        small.renew()
+        large.renew()
+        for _ in range(STEPS - 1):
+            times["small"].append(small.step())
+            times["large"].append(large.step())
     gc.unfreeze()
-    return statistics.fmean(sorted(samples)[: len(samples) * 9 // 10]) * 1e6, driver.init_s
+    step32, step32_large = (statistics.median(times[name]) * 1e6 for name in ("small", "large"))
+    return {
+        "step32_core_us": step32,
+        "step32_large_us": step32_large,
+        "scale_ratio": step32_large / step32,
+        "init_s": large.driver.init_s,
+    }
 
 
 def main(argv: list[str]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=200)
+    parser.add_argument("--times", type=int, default=200, help="measurements of match and open")
+    parser.add_argument("--rounds", type=int, default=20, help=f"rounds of {STEPS} batch steps")
     parser.add_argument("--large", type=int, default=1_000_000, help="pages of the large pool")
     args = parser.parse_args(argv)
     random.seed(1)
-    results = long_prompt(args.times)
-    small, _ = batch_steps(1_000, 32)
-    large, init_s = batch_steps(args.large, args.times)
-    results |= {"step32_core_us": large, "step32_small_us": small, "scale_ratio": large / small, "init_s": init_s}
+    results = long_prompt(args.times) | batch_steps(args.large, args.rounds)
     print(json.dumps({key: round(value, 3) for key, value in results.items()}))
 
 

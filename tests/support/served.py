@@ -5,6 +5,7 @@ import json
 import os
 import queue
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,9 +16,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 READY_S = 120.0
 REQUEST_S = 300.0
+PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Without certificates: everything here is plain HTTP, and reading them costs more than a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Served:
     lines: list[str] = field(default_factory=list)
     _process: subprocess.Popen[str] | None = None
     _reader: threading.Thread | None = None
+    _client: httpx.Client = field(init=False)
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", self.module, "--port", "0", *self.flags]
@@ -67,6 +73,7 @@ class Served:
             self.stop()
             raise AssertionError("ended before it was ready:\n" + "".join(self.lines[-40:]))
         self.start_s = time.monotonic() - started
+        self._client = httpx.Client(base_url=self.url, timeout=REQUEST_S, verify=PLAIN)
         return self
 
     def _read(self, ready: queue.Queue[str]) -> None:
@@ -107,16 +114,22 @@ class Served:
 
     def __exit__(self, exc_type: object, *_: object) -> None:
         status = self.stop()
+        self._client.close()
         if exc_type is None:
             assert status == 0, f"exit status {status}:\n" + "".join(self.lines[-40:])
 
     def get(self, path: str) -> Any:
         """JSON of a GET."""
-        return httpx.get(self.url + path, timeout=30).raise_for_status().json()
+        return self._client.get(path).raise_for_status().json()
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """The answer to a POST, whatever its status."""
-        return httpx.post(self.url + path, json=body, timeout=REQUEST_S)
+        return self._client.post(path, json=body)
+
+    def metrics(self) -> list[Sample]:
+        """Every sample of /metrics."""
+        families = text_string_to_metric_families(self._client.get("/metrics").raise_for_status().text)
+        return [sample for family in families for sample in family.samples]
 
     def chat_all(self, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[Answer]:
         """Chat completions of all bodies, `concurrency` at a time, in order."""
@@ -125,7 +138,7 @@ class Served:
     async def _chat_all(self, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[Answer]:
         gate = asyncio.Semaphore(concurrency)
         limits = httpx.Limits(max_connections=concurrency)
-        async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_S, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_S, limits=limits, verify=PLAIN) as client:
 
             async def one(body: dict[str, Any]) -> Answer:
                 async with gate:
