@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +57,9 @@ def _run(config: MemConfig, run_dir: Path, stop: StopFlag) -> None:
     make_run_dir(run_dir)
     # Before the manager, which would build tables for that many pages first.
     check_room(config.pool.arena_bytes)
-    manager = MemoryManager(replace(config.pool, fd_endpoint=str(arena_path(run_dir))))
+    pool = replace(config.pool, fd_endpoint=str(arena_path(run_dir)))
+    # A client of a service that died here earlier may still send its old epoch.
+    manager = MemoryManager(pool, first_epoch=time.time_ns() // 1_000_000)
     arena = Arena(manager.layout.arena_bytes)
     try:
         serve(manager, arena, run_dir, stop, lambda: _say_ready(config, run_dir, manager.plan_lines()))

@@ -180,12 +180,28 @@ class FramePool:
     def drop(self, kind: int, pages: "array[int] | list[int]") -> None:
         """Evictable pages become free."""
         per_frame, num_free, num_blocked = self.pages_per_frame[kind], self.num_free, self.num_blocked
+        if per_frame == 1:
+            self._drop_frames(kind, pages)
+            return
         for page in pages:
             frame = page // per_frame
             free = num_free[frame]
             if free:
                 (self.locked_holes if num_blocked[frame] else self.loose_holes).remove(kind, frame, free)
             self._put_back(kind, page, frame)
+
+    def _drop_frames(self, kind: int, pages: "array[int] | list[int]") -> None:
+        """The same where a page fills its frame."""
+        states = self.state[kind]
+        for page in pages:
+            assert states[page] == TREE, f"kind {kind} page {page} is {STATE_NAMES[states[page]]}, not in the tree"
+            states[page] = FREE
+            self.frame_kind[page] = 0
+        num = len(pages)
+        self.counts[kind][TREE] -= num
+        self.num_loose -= num
+        self.num_cut[kind] -= num
+        self.empty += pages
 
     def _put_back(self, kind: int, page: int, frame: int) -> None:
         """Count the page as free; an empty frame goes back to all kinds. The frame is in no bucket."""

@@ -54,7 +54,8 @@ class MemoryManager:
 
     layout: Layout
 
-    def __init__(self, config: PoolConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: PoolConfig, clock: Callable[[], float] = time.monotonic, first_epoch: int = 1) -> None:
+        """first_epoch must be above every epoch of an earlier service, so that its clients are fenced."""
         self._config = config
         self._clock = clock
         self._geometry = solve(config.kinds)
@@ -64,7 +65,7 @@ class MemoryManager:
         pool = FramePool(kinds.pages_per_frame, self.layout.num_frames, first_frame)
         self._store = PageStore(kinds, pool, config.eviction_policy)
         self._running = Running()
-        self._sessions = Sessions(kinds, config.lease_ms / 1000)
+        self._sessions = Sessions(kinds, config.lease_ms / 1000, first_epoch)
         self._quarantine = Quarantine(pool)
         ledger = Ledger(config, kinds, self._store, self._running)
         self._pressure = Pressure(self._store, ledger, self._running, self._sessions, self._quarantine)

@@ -54,10 +54,10 @@ class Engine:
 class Sessions:
     """All registrations. Epochs rise by one; an epoch that is not live is fenced."""
 
-    def __init__(self, kinds: KindTable, lease_s: float) -> None:
+    def __init__(self, kinds: KindTable, lease_s: float, first_epoch: int) -> None:
         self._kinds = kinds
         self._lease_s = lease_s
-        self._next_epoch = 1
+        self._next_epoch = first_epoch
         self.engines: dict[str, Engine] = {}
         self.clients: dict[Epoch, Client] = {}
         """Every client that is not gone, live or fenced."""

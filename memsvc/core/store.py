@@ -8,8 +8,8 @@ from memsvc.core.kinds import KindTable
 from memsvc.core.radix import Node, RadixTree, path
 
 MAX_EVICT_BATCH = 16
-EVICT_SHARE = 512
-"""When pages run out so many of one tail go at once: at most 16, and one in 512 frames."""
+EVICT_SHARE = 128
+"""When pages run out so many of one tail go at once: at most 16, and one for 128 frames."""
 
 
 class PageStore:
