@@ -8,6 +8,7 @@ from memsvc.core.reqs import Req, Running
 from memsvc.core.sessions import Client
 from memsvc.core.store import PageStore
 from memsvc.core.validate import ReserveRow
+from memsvc.wire.mem import Reserve
 
 
 class Growth:
@@ -23,14 +24,14 @@ class Growth:
         self._running = running
         self._pressure = pressure
 
-    def reserve(self, client: Client, rows: list[ReserveRow], out: Outcome) -> None:
-        """Slots for every row, or out.no_room."""
+    def reserve(self, client: Client, part: Reserve, rows: list[ReserveRow], out: Outcome) -> None:
+        """Slots for every row, and pages for places of part's requests that lost theirs; or out.no_room."""
         page_size = self._page_size
-        growth: Growing = [
-            (req, -(-(want - req.slots) // page_size) if want > req.slots else 0)
-            for req, want in rows
-            if want > req.slots or req.missing
-        ]
+        growth: Growing = [(req, -(-(want - req.slots) // page_size)) for req, want in rows]
+        incomplete = client.engine.incomplete
+        if incomplete:
+            asked = incomplete.intersection(part.rids).difference([req.rid for req, _ in rows])
+            growth += [(client.engine.reqs[rid], 0) for rid in sorted(asked)]
         if not growth:
             return
         demand = self._ledger.demand(growth)
@@ -41,21 +42,22 @@ class Growth:
         self._ledger.refused[client.engine.name] = growth
         out.no_room = self._pressure.resolve(client, growth, self._store.now + self._retract_s)
 
-    def _grant(self, rows: Growing, ahead: Pages, out: Outcome) -> None:
-        """`more` pages of each token kind for each request. `ahead` fits and covers them."""
+    def _grant(self, growth: Growing, ahead: Pages, out: Outcome) -> None:
+        """More places in all tables of each request. `ahead` fits and covers them."""
+        grow = out.grow
         for kind in self._store.kinds.token:
-            growing = [(req, more) for req, more in rows if kind in req.token_kinds]
-            taken = self._store.take(kind, sum([more for _, more in growing]), ahead)
-            owner, first = self._store.pool.owner[kind], 0
-            for req, more in growing:
+            takers = [req for req, more in growth if kind in req.token_kinds for _ in range(more)]
+            pages, owner = self._store.take(kind, len(takers), ahead), self._store.pool.owner[kind]
+            for req, page in zip(takers, pages, strict=True):
                 table = req.tables[kind]
-                for page in (pages := taken[first : first + more]):
-                    owner[page] = req.uid
-                out.grow.add_run(req.rid, kind, len(table), pages)
-                table += pages
-                first += more
+                grow.idxs.append(len(table))
+                table.append(page)
+                owner[page] = req.uid
+            grow.rids += [req.rid for req in takers]
+            grow.kinds += [kind] * len(takers)
+            grow.pages += pages
         page_size, filling = self._page_size, self._running.filling
-        for req, more in rows:
+        for req, more in growth:
             req.slots += more * page_size
             if req.missing:
                 self._fill(req, ahead, out)
@@ -69,6 +71,7 @@ class Growth:
             req.tables[kind][index] = page
             out.remap.add(req, kind, index, page)
         req.missing = []
+        req.engine.incomplete.discard(req.rid)
 
     def refill(self, req: Req, out: Outcome) -> None:
         """Pages for what reset_draft took, if there is room; else the places read 0 until a reservation fills them."""

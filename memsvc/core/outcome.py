@@ -60,19 +60,6 @@ class Columns:
         self.idxs.append(index)
         self.pages.append(page)
 
-    def add_run(self, rid: ReqId, kind: int, index: int, pages: list[int]) -> None:
-        """`pages` stand at `index` and on of the table of `kind` of rid."""
-        if len(pages) == 1:
-            self.rids.append(rid)
-            self.kinds.append(kind)
-            self.idxs.append(index)
-            self.pages += pages
-            return
-        self.rids += [rid] * len(pages)
-        self.kinds += [kind] * len(pages)
-        self.idxs += range(index, index + len(pages))
-        self.pages += pages
-
     def keep(self, reqs: "dict[ReqId, Req]") -> None:
         """Leave out the rows of requests that are not in reqs: closed by the same step."""
         rows = [row for row in zip(self.rids, self.kinds, self.idxs, self.pages, strict=True) if row[0] in reqs]

@@ -179,6 +179,8 @@ class Publisher:
             else:
                 shared.append(page)
         req.missing = [(k, index) for k, index in req.missing if k != kind or index >= low]
+        if not req.missing:
+            req.engine.incomplete.discard(req.rid)
         if shared:
             self._store.unlock_pages(kind, shared)
             self._store.note_unlocked(req.node, first, low)
@@ -196,6 +198,8 @@ class Publisher:
             req.aux_low[kind] = tail
             req.tables[kind] = [0] * req.num_pages
             req.missing += [(kind, index) for index in range(tail, req.num_pages)]
+        if req.missing:
+            req.engine.incomplete.add(req.rid)
         req.settle(self._page_size)
 
     def close(self, req: Req) -> list[tuple[int, int]]:

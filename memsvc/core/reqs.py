@@ -68,9 +68,7 @@ class Req:
         self.priority = op.priority
         self.salt = op.salt
         self.opened_at = 0.0
-        self.target_len = 0
-        self.draft_len = 0
-        self.draft_valid_from = 0
+        self.target_len = self.draft_len = self.draft_valid_from = 0
         self.primary = kinds.primary
         self.aux: tuple[int, ...] = ()
         self.token_kinds: tuple[int, ...] = ()

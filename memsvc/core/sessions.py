@@ -44,6 +44,8 @@ class Engine:
     clients: dict[str, Client] = field(default_factory=dict)
     """Live clients by role."""
     reqs: dict[ReqId, Req] = field(default_factory=dict)
+    incomplete: set[ReqId] = field(default_factory=set)
+    """Requests with missing draft pages."""
 
     @property
     def aux_label(self) -> str:

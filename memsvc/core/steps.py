@@ -56,7 +56,8 @@ class Steps:
             self._close(client, part)
         if step.closes and out.remap.rids:
             out.remap.keep(client.engine.reqs)
-        self._growth.reserve(client, reserves, out)
+        if step.reserve:
+            self._growth.reserve(client, step.reserve, reserves, out)
         if step.reset_draft:
             self._refill(client, step.reset_draft, out)
         if out.no_room is None:
@@ -88,6 +89,7 @@ class Steps:
     def end(self, req: Req, reason: str) -> list[tuple[int, int]]:
         """Take the request out of everything; returns its private pages (kind, page), still blocked."""
         del req.engine.reqs[req.rid]
+        req.engine.incomplete.discard(req.rid)
         self._running.remove(req)
         self._pressure.flagged.pop(req.uid, None)
         self.num_closes[reason] += 1

@@ -12,7 +12,7 @@ from memsvc.wire.mem import Commit, OpenReq, Reserve, Step
 CommitRow = tuple[Req, int, int, bytes]
 """Request, target_len, draft_len, tokens."""
 ReserveRow = tuple[Req, int]
-"""Request, and the tokens it is to have slots for."""
+"""Request, and the tokens it is to have slots for; those that have them already are left out."""
 CLOSE_REASONS = ("finish", "abort", "retract")
 
 
@@ -35,7 +35,9 @@ def check_step(client: Client, step: Step, config: PoolConfig) -> tuple[list[Com
     reserves: list[ReserveRow] = []
     if step.reserve:
         lens = dict(zip(step.commit.rids, step.commit.target_lens, strict=True)) if step.commit else {}
-        reserves = _check_reserve(reqs, step.reserve, closing, lens, config)
+        reserves = _check_reserve(reqs, step.reserve, lens, config)
+        if not closing.isdisjoint(step.reserve.rids):
+            raise RequestError(f"reserve: rids {closing.intersection(step.reserve.rids)} are closed by the same step")
     if step.opens:
         _check_opens(reqs, step.opens, closing)
     return commits, reserves
@@ -96,17 +98,19 @@ def _check_closes(reqs: dict[ReqId, Req], step: Step) -> set[ReqId]:
 
 
 def _check_reserve(
-    reqs: dict[ReqId, Req], part: Reserve, closing: set[ReqId], lens: dict[ReqId, int], config: PoolConfig
+    reqs: dict[ReqId, Req], part: Reserve, lens: dict[ReqId, int], config: PoolConfig
 ) -> list[ReserveRow]:
-    if not len(part.rids) == len(part.nums) == len(set(part.rids)):
-        raise RequestError(f"reserve: {len(part.rids)} rids, {len(set(part.rids))} different, {len(part.nums)} nums")
-    found = _look_up("reserve", reqs, part.rids)
-    if not closing.isdisjoint(part.rids):
-        raise RequestError(f"reserve: rids {closing.intersection(part.rids)} are closed by the same step")
+    nums = part.nums
+    if not len(part.rids) == len(nums) == len(set(part.rids)):
+        raise RequestError(f"reserve: {len(part.rids)} rids, {len(set(part.rids))} different, {len(nums)} nums")
     most = config.max_extend_tokens or UNBOUNDED
-    rows = [(req, lens.get(req.rid, req.target_len) + num) for req, num in zip(found, part.nums, strict=True)]
-    if part.nums and not 0 <= min(part.nums) <= max(part.nums) <= most:
-        raise RequestError(f"reserve: {part.nums} slots; at least 0 and at most {most} at once are possible")
+    if nums and not 0 <= min(nums) <= max(nums) <= most:
+        raise RequestError(f"reserve: {nums} slots; at least 0 and at most {most} at once are possible")
+    rows = [
+        (req, want)
+        for req, num in zip(_look_up("reserve", reqs, part.rids), nums, strict=True)
+        if (want := lens.get(req.rid, req.target_len) + num) > req.slots
+    ]
     for req, want in rows:
         if want > req.limit:
             raise RequestError(

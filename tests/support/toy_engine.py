@@ -221,16 +221,13 @@ class ToyExecutor:
     def _forward(self, req: Req, block: list[int]) -> list[int]:
         start, size = req.computed_len, self._tables.page_size
         table = self._tables.table[req.row].tolist()
-        answers = []
         for position, token in enumerate(block, start):
             if position < req.end_len:
                 assert table[position // size] > 0, f"rid {req.rid} has no page for position {position}"
                 self.memory[table[position // size], position % size] = token
         context = [self.memory.get((table[p // size], p % size), -1) for p in range(start)]
         assert context == req.tokens[:start], f"rid {req.rid} reads another text below {start}"
-        for i in range(len(block)):
-            answers.append(next_token(context + block[: i + 1]))
-        return answers
+        return [next_token(context + block[: i + 1]) for i in range(len(block))]
 
 
 class ToyEngine:

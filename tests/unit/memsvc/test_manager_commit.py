@@ -275,9 +275,9 @@ def test_a_wrong_commit_changes_nothing_and_says_what_is_wrong(commit: Commit, t
         ({"reset_draft": ResetDraft([ReqId(7)])}, "reset_draft: rid 7 is not open"),
         ({"reserve": Reserve([ReqId(1)], [1, 2])}, "1 rids, 1 different, 2 nums"),
         ({"reserve": Reserve([ReqId(7)], [1])}, "reserve: rid 7 is not open"),
-        ({"reserve": Reserve([ReqId(1)], [-1])}, "asks for -1 slots"),
-        ({"reserve": Reserve([ReqId(1)], [21])}, "up to 20 (prompt + max_new + 4)"),
-        ({"reserve": Reserve([ReqId(1)], [2]), "closes": [Close([ReqId(1)])]}, "reserve: rid 1 is not open"),
+        ({"reserve": Reserve([ReqId(1)], [-1])}, "at least 0"),
+        ({"reserve": Reserve([ReqId(1)], [21])}, "up to 21, its limit is 20 (prompt + max_new + 4)"),
+        ({"reserve": Reserve([ReqId(1)], [2]), "closes": [Close([ReqId(1)])]}, "reserve: rids {1} are closed"),
         ({"done_step": 2}, "done_step 2 of step 2"),
     ],
 )

@@ -229,7 +229,7 @@ def test_a_window_bounds_what_a_long_request_needs() -> None:
         assert engine.reserve(1, 4).no_room is None
         engine.commit(1, length, tokens=[length])
         check(engine.manager)
-    assert "any number" not in str(engine.send(reserve=Reserve([ReqId(1)], [5])))
+    assert isinstance(engine.send(reserve=Reserve([ReqId(1)], [5])), BadRequest)
 
 
 def test_more_than_max_extend_tokens_at_once_is_refused() -> None:
@@ -237,7 +237,7 @@ def test_more_than_max_extend_tokens_at_once_is_refused() -> None:
     engine.open(1, [1] * 8)
     reply = engine.send(reserve=Reserve([ReqId(1)], [5]))
     assert isinstance(reply, BadRequest)
-    assert "4 at once" in reply.reason
+    assert "at most 4 at once" in reply.reason
 
 
 def test_an_engine_stays_within_its_quota_and_its_newest_gives_way() -> None:
