@@ -41,7 +41,7 @@ class LaunchConfig:
     max_prefill_tokens: int = 512
     """Most prompt tokens computed in one step, decode rows included."""
     context_len: int = 0
-    """Longest prompt plus answer. 0 = the model's own limit."""
+    """Longest prompt plus answer, at least one token of each. 0 = the model's own limit."""
     eviction_policy: str = "lru"
     """Which cached conversation goes first."""
     dtype: str = "auto"
@@ -121,6 +121,8 @@ def _check_ranges(config: LaunchConfig) -> None:
     for flag, (value, lowest, highest) in ranges.items():
         if not lowest <= value <= highest:
             raise ValueError(f"{flag} is {value}, it must be between {lowest} and {highest}")
+    if config.context_len == 1:
+        raise ValueError("--context-length is 1: a prompt and an answer of one token each need 2")
     if config.block_size < 0 or config.block_size == 1:
         raise ValueError(f"--speculative-num-draft-tokens is {config.block_size}: the anchor and one draft need 2")
     if config.num_drafts == 0 or config.num_drafts < -1:

@@ -19,15 +19,15 @@ _PR_SET_PDEATHSIG = 1
 _ANNOUNCE_LINGER_MS = 2000
 
 
-def die_with_parent(parent_pid: int = 0) -> None:
-    """Have the kernel send SIGTERM to this process when the thread that started it ends.
+def die_with_parent(parent_pid: int = 0, number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send that signal to this process when the thread that started it ends.
 
-    parent_pid is the parent as the caller knows it (0: the parent now). If that process is gone
+    SIGKILL is for processes that may wait for a peer for long and leave nothing to tidy up. parent_pid is the parent as the caller knows it (0: the parent now). If that process is gone
     already, this one exits at once with status 1. Raises OSError where prctl is not allowed.
     """
     expected = parent_pid or os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
     # A parent that died before prctl sends no signal any more, so look once after it.

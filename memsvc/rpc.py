@@ -92,7 +92,8 @@ class AsyncRpc:
 
     async def call(self, msg: Msg, timeout_s: float) -> Any:
         """The reply to msg. Raises TimeoutError after timeout_s, ValueError if msg is too long."""
-        async with self._lock, asyncio.timeout(timeout_s):
+        # Waiting for the calls of others counts as well.
+        async with asyncio.timeout(timeout_s), self._lock:
             frames = _frames(next(self._numbers), msg)
             await self.socket.send_multipart(frames)
             while True:

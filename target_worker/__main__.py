@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m target_worker", description=__doc__)
     parser.add_argument("--config", required=True, type=Path, help="JSON of target_worker.config.TargetConfig")
     config = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=TargetConfig)
-    die_with_parent()
+    die_with_parent(number=signal.SIGKILL)
     setup_logging(ROLE, config.log_level)
     stop = StopFlag()
     install_sigterm(stop.set)

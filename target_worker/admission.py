@@ -37,11 +37,22 @@ class WaitingList:
         """Take rid out, or return None if it does not wait. Its heap entry goes when it surfaces."""
         return self._reqs.pop(rid, None)
 
-    def first(self, num: int) -> list[Req]:
-        """Take out the next num requests; those that cannot be opened come back by push."""
+    def first(self, num: int, max_tokens: int) -> list[Req]:
+        """Take out the next num requests, at least one of them and then max_tokens at most in all.
+
+        Those that cannot be opened come back by push.
+        """
         taken: list[Req] = []
+        num_tokens = 0
         while self._heap and len(taken) < num:
-            req = heapq.heappop(self._heap)[2]
-            if self._reqs.pop(req.rid, None) is req:
-                taken.append(req)
+            entry = heapq.heappop(self._heap)
+            req = entry[2]
+            if self._reqs.get(req.rid) is not req:
+                continue
+            num_tokens += len(req.tokens)
+            if taken and num_tokens > max_tokens:
+                heapq.heappush(self._heap, entry)
+                break
+            del self._reqs[req.rid]
+            taken.append(req)
         return taken

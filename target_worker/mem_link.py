@@ -31,6 +31,8 @@ class MemLink:
         """Requests that the last Step opened."""
         self.closed: list[Req] = []
         """Requests that the last Step closed."""
+        self.healed: list[Req] = []
+        """Requests whose last missing draft page came: their draft has to be reset once more."""
         self._last_num = 0
         self.clear_target: list[PageId] = []
         """Pages the target must zero before its next forward."""
@@ -74,6 +76,7 @@ class MemLink:
         self._opening, self.closed = [], []
         reset = ResetDraft([req.rid for req in reqs]) if reqs and self.has_draft_kind else None
         self._client.begin_step(StepParts(done_step=self._last_num, commit=self._commit(), reset_draft=reset))
+        self.healed = []
         for req in reqs:
             req.draft.reset(req.computed_len)
             req.told_draft_len = req.computed_len
@@ -95,10 +98,10 @@ class MemLink:
         return commit if commit.rids else None
 
     def _reserve(self, wanted: list[tuple[Req, int]]) -> Reserve | None:
-        short = [(req, length) for req, length in wanted if length > req.allocated_len]
+        short = [(req, length) for req, length in wanted if length > req.allocated_len or req.draft.holes]
         if not short:
             return None
-        return Reserve([req.rid for req, _ in short], [length - req.told_len for req, length in short])
+        return Reserve([req.rid for req, _ in short], [max(0, length - req.told_len) for req, length in short])
 
     def _open_req(self, req: Req) -> OpenReq:
         return OpenReq(req.rid, pack_tokens(req.tokens), req.num_left, req.salt, req.priority)
@@ -151,6 +154,7 @@ class MemLink:
     def _forget(self, req: Req) -> None:
         self._tables.remove(req.rid)
         del self._open[req.rid]
+        self.healed = [other for other in self.healed if other is not req]
         req.row = 0
 
     def _set_pages(self, rids: list[ReqId], kinds: list[int], idxs: list[int], pages: list[PageId]) -> None:
@@ -168,7 +172,14 @@ class MemLink:
         pages = req.draft.pages
         pages.extend([PageId(0)] * (idx + 1 - len(pages)))
         pages[idx] = page
+        if not page:
+            req.draft.holes.add(idx)
+            return
         req.draft.changed.append(idx)
+        if idx in req.draft.holes:
+            req.draft.holes.remove(idx)
+            if not req.draft.holes:
+                self.healed.append(req)
 
     def take_clear_target(self) -> list[PageId]:
         """The pages of clear_target, which is empty then."""

@@ -41,6 +41,8 @@ class DraftState:
     """Tokens of the request that the draft knows, for penalties."""
     pending: FeatureRows | None = None
     """Features of the last forward, to be written with the next Propose."""
+    holes: set[int] = field(default_factory=set)
+    """Indices of pages that memsvc took and could not replace yet: the draft knows nothing of the request then."""
 
     def reset(self, length: int) -> None:
         """A new draft process knows nothing: its context begins at token `length`."""
@@ -48,6 +50,7 @@ class DraftState:
         self.is_open = False
         self.pending = None
         self.changed.clear()
+        self.holes.clear()
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_POLL_S = 0.5
 """Longest sleep without work; leases are renewed and a returning draft is noticed at this pace."""
+MAX_OPEN_TOKENS = 1 << 20
+"""Tokens of requests opened by one Step, so that the message stays a quarter of what a link takes."""
 PRESSURE_POLL_S = 0.002
 """Pause before asking again when memory must come from limbo, quarantine or another engine."""
 
@@ -71,6 +73,8 @@ class Scheduler:
         self._take_in(IDLE_POLL_S if self.is_idle and self._is_settled else 0.0)
         if self._spec is not None and self._spec.poll():
             self._mem.reset_draft(list(self._running.values()))
+        elif self._mem.healed:
+            self._mem.reset_draft(self._mem.healed)
         if self.is_idle:
             self._rest()
             return
@@ -149,7 +153,7 @@ class Scheduler:
     def _next_opens(self) -> list[Req]:
         free = self._config.max_running_requests - self._mem.num_open
         # While memsvc has no room for the first one, the others' tokens need not travel each step.
-        return self._waiting.first(min(free, 1) if self._is_full else free)
+        return self._waiting.first(min(free, 1) if self._is_full else free, MAX_OPEN_TOKENS)
 
     def _closes(self) -> list[tuple[Req, str]]:
         # Features of the last rows go to the draft first, so that the next turn finds its context.
@@ -184,6 +188,9 @@ class Scheduler:
 
     def _make_room(self, following: StepPlan, no_room: NoRoom | None) -> None:
         """Ask again for the slots of `following`, giving up requests, until they are there or nobody is left."""
+        if no_room is not None:
+            # Every Step from here on releases draft pages, so nothing may wait to be written into one.
+            self._flush_features(list(self._running.values()))
         while no_room is not None and following:
             victims = [self._running[rid] for rid in no_room.victims if rid in self._running]
             self._take_in(0.0 if victims else PRESSURE_POLL_S)
@@ -230,9 +237,12 @@ class Scheduler:
 
     def _propose(self, blocks: list[Req]) -> dict[ReqId, list[int]]:
         assert self._spec is not None
-        drafts = self._spec.propose(
-            blocks, self._running.values(), self._mem.clear_draft, self._config.num_draft_tokens
-        )
+        whole = [req for req in self._running.values() if not req.draft.holes]
+        for req in self._running.values():
+            if req.draft.holes:
+                req.draft.pending = None
+        blocks = [req for req in blocks if not req.draft.holes]
+        drafts = self._spec.propose(blocks, whole, self._mem.clear_draft, self._config.num_draft_tokens)
         return {req.rid: drafts[req.rid][: req.num_left - 1] for req in blocks if req.rid in drafts}
 
     def _book(self, req: Req, tokens: list[int], drafts: list[int]) -> None:

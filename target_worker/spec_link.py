@@ -1,5 +1,6 @@
 """Talks to the draft worker: one Propose per step for the whole batch, and what happens when it is gone."""
 
+import contextlib
 import logging
 import os
 import select
@@ -18,7 +19,7 @@ from target_worker.req import FeatureRows, Req
 
 logger = logging.getLogger(__name__)
 
-HELLO_INTERVAL_S = 0.5
+HELLO_INTERVAL_S = 1.0
 HANG_S = 60.0
 """A draft that answers nothing for this long is killed: it might wake up and write into pages of others."""
 _POLL_S = 0.05
@@ -67,13 +68,18 @@ class SpecLink:
             self._lost("it died")
         now = time.monotonic()
         if now >= self._hello_at:
-            c = self._contract
-            self._rpc.send(DraftHello(WIRE_VERSION, c.engine, c.epoch, c.feature_dim, c.feature_dtype))
-            self._hello_sent = True
             self._hello_at = now + HELLO_INTERVAL_S
+            self._send_hello()
         if not self._hello_sent:
             return False
         return self._welcome(self._receive(0.0))
+
+    def _send_hello(self) -> None:
+        c = self._contract
+        # A draft that loads for very long finds a queue of these; only the newest is waited for.
+        with contextlib.suppress(TimeoutError):
+            self._rpc.send(DraftHello(WIRE_VERSION, c.engine, c.epoch, c.feature_dim, c.feature_dtype))
+            self._hello_sent = True
 
     def _receive(self, timeout_s: float) -> object:
         """The reply, None if there is none yet, or the error if what came is no message."""
@@ -111,9 +117,10 @@ class SpecLink:
 
     def close(self, req: Req) -> None:
         """The draft forgets req with the next Propose. Call it for every request that was told of."""
-        if req.draft.is_open:
+        # A draft that is down has forgotten everybody by itself.
+        if req.draft.is_open and self._ready is not None:
             self._closes.append(req.rid)
-            req.draft.is_open = False
+        req.draft.is_open = False
         req.draft.pending = None
 
     def propose(

@@ -8,7 +8,7 @@ from launch.http.calls import Call
 from launch.http.config import FrontConfig
 from launch.http.errors import ApiError
 from launch.http.generation import Generation
-from launch.http.journal import Entry, Journal
+from launch.http.journal import MAX_DEATHS, Entry, Journal
 from launch.http.peers import Peers
 from launch.http.tally import Tally
 from memsvc.wire.base import FinishReason, ReqId
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # Requests in flight end with either of these two, so after a new start of one they are sent again.
 _HOLD_REQUESTS = ("tokenizer", "target")
+# A request may be what they died of.
+_COMPUTE_REQUESTS = ("memsvc", "target")
 
 
 class TokSender(Protocol):
@@ -49,14 +51,21 @@ class Engine:
         self._tokenizer = tokenizer
         # A front that starts takes the place of one that may have left requests behind.
         self._must_resubmit = True
+        # Target or memory service have died since requests were last sent.
+        self._has_lost_compute = False
         self.is_stopping = False
         """No new calls are taken."""
 
     def start(self, generation: Generation) -> Call:
-        """Put a request on its way. Raises ApiError 429 past the limits, 503 while stopping."""
+        """Put a request on its way. Raises ApiError 429 past the limits, 400 if it can never fit, 503 while stopping."""
         if self.is_stopping:
             raise ApiError(503, "the server is stopping")
         waiting, limit = len(self.journal), self.config.max_live_requests
+        if generation.num_choices > limit:
+            asked = f"{len(generation.prompts)} prompts times n={generation.num_per_prompt}"
+            raise ApiError(
+                400, f"{asked} are {generation.num_choices} choices, this server can hold {limit} at once", "n"
+            )
         if waiting + generation.num_choices > limit:
             asked = f"{waiting} requests are running or waiting and this one has {generation.num_choices}"
             raise self._turned_away(f"{asked}, limit {limit}")
@@ -70,7 +79,7 @@ class Engine:
         for entry in entries:
             self.journal.add(entry)
             if self.is_serving:
-                self._tokenizer.send(entry.submit())
+                self._send(entry)
         return call
 
     def abort(self, call: Call) -> None:
@@ -117,8 +126,9 @@ class Engine:
         """A process started or ended."""
         match msg:
             case PeerUp(role, generation):
-                if self.peers.up(msg) and role in _HOLD_REQUESTS:
-                    self._must_resubmit = True
+                if self.peers.up(msg):
+                    self._must_resubmit |= role in _HOLD_REQUESTS
+                    self._has_lost_compute |= role in _COMPUTE_REQUESTS
                 logger.info("peer up role=%s generation=%d missing=%s", role, generation, self.peers.missing)
                 if self._must_resubmit and not self.peers.missing:
                     self._resubmit()
@@ -135,10 +145,29 @@ class Engine:
     def _resubmit(self) -> None:
         self._must_resubmit = False
         self._tokenizer.send(AbortAll())
+        if self._has_lost_compute:
+            self._has_lost_compute = False
+            self._fail_suspects()
         entries = self.journal.renumber()
         for entry in entries:
-            self._tokenizer.send(entry.submit())
+            self._send(entry)
         logger.info("serving requests_sent=%d", len(entries))
+
+    def _fail_suspects(self) -> None:
+        for entry in self.journal:
+            if entry.is_suspect_after_death() and entry.call.error is None:
+                logger.error("request not sent again rid=%d deaths=%d tokens=%d", entry.rid, MAX_DEATHS,
+                             len(entry.tokens) // 4)  # fmt: skip
+                error = ApiError(
+                    500, f"internal error: the model process died {MAX_DEATHS} times while it worked on this request"
+                )
+                # A sibling would bring the same prompt back.
+                for sibling in self.journal.of_call(entry.call):
+                    self._fail(sibling, error)
+
+    def _send(self, entry: Entry) -> None:
+        entry.is_sent = True
+        self._tokenizer.send(entry.submit())
 
     def _on_text_out(self, msg: TextOut) -> None:
         now = time.monotonic()

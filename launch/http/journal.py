@@ -10,6 +10,13 @@ from memsvc.wire.text import Sampling, Submit
 
 _BITS_PER_GENERATION = 40
 
+MAX_DEATHS = 2
+"""Deaths of target or memory service, without a new token of the request in between, after which it is not sent again.
+
+One fewer than the supervisor allows in a minute (launch/policy.py), so a request that kills the target fails alone
+and does not end the server. New tokens set the count back: a request that moves on is not what it dies of.
+"""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
@@ -22,6 +29,21 @@ class Entry:
     sampling: Sampling
     tokens: bytearray = field(default_factory=bytearray)
     num_prompt_bytes: int = 0
+    is_sent: bool = False
+    """Whether a process that dies can have had it."""
+    num_deaths: int = 0
+    num_bytes_at_death: int = 0
+    """Length of tokens when num_deaths was last counted."""
+
+    def is_suspect_after_death(self) -> bool:
+        """Count a death of target or memory service; True once there were MAX_DEATHS without a token between them."""
+        if not self.is_sent:
+            return False
+        if len(self.tokens) > self.num_bytes_at_death:
+            self.num_deaths = 0
+        self.num_deaths += 1
+        self.num_bytes_at_death = len(self.tokens)
+        return self.num_deaths >= MAX_DEATHS
 
     def submit(self) -> Submit:
         """The message that starts the request, or takes it up where it stopped."""

@@ -26,11 +26,12 @@ _RANGES: dict[str, tuple[float, float]] = {
     "seed": (-(1 << 63), (1 << 63) - 1),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.0, 10.0),
+    # Logits are divided by it in float32, where a tiny one is 0.
+    "repetition_penalty": (0.01, 10.0),
     "min_tokens": (0, INT32_MAX),
     "priority": (-INT32_MAX, INT32_MAX),
 }
-_ABOVE_LOWEST = {"top_p", "repetition_penalty"}
+_ABOVE_LOWEST = {"top_p"}
 
 
 def given(value: ValueT | None, default: ValueT) -> ValueT:

@@ -9,6 +9,9 @@ from memsvc.core.radix import Node, Root
 from memsvc.core.store import PageStore
 from memsvc.wire.admin import Pin, Pinned
 
+MAX_TTL_S = 365 * 86400.0
+"""Longest life of a pin."""
+
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Held:
@@ -38,8 +41,9 @@ class Pins:
 
         A pin of the same name is replaced once the new one stands.
         """
-        if msg.ttl_s <= 0:
-            raise RequestError(f"pin {msg.name!r}: ttl_s is {msg.ttl_s}, must be positive")
+        # Written so that NaN is refused too.
+        if not 0 < msg.ttl_s <= MAX_TTL_S:
+            raise RequestError(f"pin {msg.name!r}: ttl_s is {msg.ttl_s}, must be positive and at most {MAX_TTL_S:g}")
         if num_pages and num_pages < node.end:
             node = self._store.split(node, num_pages - node.start)
         held = self._lock(msg, node, num_pages)

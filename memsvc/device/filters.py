@@ -14,14 +14,18 @@ def survivors(params: Sampling, scaled: np.ndarray, block_max: np.ndarray) -> np
 
     In this order, each over what the one before left: top_k keeps the k largest and their ties; top_p
     keeps the fewest largest whose share reaches top_p, of equals the lower id first; min_p keeps those
-    with at least min_p times the largest probability. block_max: maxima of equal runs of `scaled`.
+    with at least min_p times the largest probability. Never empty: of logits that are not numbers the
+    largest that is one stays, else the first. block_max: maxima of equal runs of `scaled`.
     """
+    top = block_max.max()
+    if not np.isfinite(top):
+        return np.array([np.nan_to_num(scaled, nan=-np.inf).argmax()])
     ids = None
     weights = scaled
     if 0 < params.top_k < len(scaled):
         ids = _top_k(scaled, block_max, params.top_k)
         weights = scaled[ids]
-    weights = np.exp(weights - block_max.max())
+    weights = np.exp(weights - top)
     if params.top_p < 1.0:
         kept = _top_p(weights, params.top_p)
         ids, weights = kept if ids is None else ids[kept], weights[kept]

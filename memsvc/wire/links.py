@@ -6,8 +6,8 @@ from typing import Any
 
 from memsvc.wire import admin, control, mem, spec, text
 
-MAX_MSG_BYTES = 16 << 20
-"""ZMQ MAXMSGSIZE of every socket: above the longest prompt of a million tokens, below harm."""
+MAX_MSG_BYTES = 64 << 20
+"""ZMQ MAXMSGSIZE of every socket: tokens of all requests of a batch, 16 million of them, and below harm."""
 
 
 @dataclass(frozen=True, slots=True)

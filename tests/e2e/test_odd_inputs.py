@@ -143,3 +143,19 @@ def test_garbage_on_the_arena_socket_does_not_stop_anyone(server: Served, run_di
             peer.connect(str(path))
             with contextlib.suppress(BrokenPipeError):  # it hangs up once it has given out the arena
                 peer.sendall(b"\xff" * 4096)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1e-300, "min_p": 0.5},
+        {"repetition_penalty": 0.01, "min_p": 0.5, "temperature": 1e-4},
+        {"repetition_penalty": 10, "frequency_penalty": 2, "presence_penalty": -2, "top_k": 1, "top_p": 1e-9},
+        {"temperature": 2, "seed": 2**63, "min_p": 1, "min_tokens": 20, "stop": ["a", "ab", "b", "é"]},
+    ],
+)
+def test_sampling_at_its_limits_is_answered_or_refused(server: Served, options: dict[str, Any]) -> None:
+    starts = server.lines.copy()
+    reply = server.post("/v1/chat/completions", chat("the river", **({"temperature": 1} | options), max_tokens=20))
+    assert reply.status_code in (200, 400), reply.text
+    assert not [line for line in server.lines[len(starts) :] if "start role=target" in line]

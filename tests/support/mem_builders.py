@@ -5,7 +5,7 @@ from typing import Any
 
 from memsvc.core.config import PoolConfig
 from memsvc.core.manager import MemoryManager
-from memsvc.wire.admin import Check, CheckReport
+from memsvc.wire.admin import Check, CheckReport, GetStats, Stats
 from memsvc.wire.base import WIRE_VERSION, Epoch, ReqId, pack_tokens
 from memsvc.wire.mem import (
     AckEpoch,
@@ -14,6 +14,7 @@ from memsvc.wire.mem import (
     KindSpec,
     Leave,
     MemReply,
+    NoRoom,
     OpenReq,
     Register,
     Registered,
@@ -155,3 +156,30 @@ class Engine:
 def make_commit(rid: int, target: int, draft: int, tokens: list[int]) -> Commit:
     """Columns of one row."""
     return Commit(rids=[ReqId(rid)], target_lens=[target], draft_lens=[draft], tokens=[pack_tokens(tokens)])
+
+
+def reserve(engine: Engine, **nums: int) -> Stepped:
+    """A step that reserves for several requests: reserve(engine, r1=4, r2=4)."""
+    rids = [ReqId(int(name[1:])) for name in nums]
+    return engine.step(reserve=Reserve(rids=rids, nums=list(nums.values())))
+
+
+def retract(engine: Engine, *rids: int) -> None:
+    """Retract requests and let limbo drain."""
+    engine.step(closes=[Close([ReqId(rid) for rid in rids], "retract")])
+    engine.step(done_step=engine.num)
+
+
+def stats_of(manager: MemoryManager) -> Stats:
+    """The counters."""
+    stats = manager.handle_admin(GetStats())
+    assert isinstance(stats, Stats)
+    return stats
+
+
+def refusal(reply: Stepped) -> NoRoom:
+    """The NoRoom of a reservation, after asserting that nothing else was done."""
+    assert reply.no_room is not None, reply
+    assert reply.grow_pages == []
+    assert reply.opened == []
+    return reply.no_room

@@ -84,3 +84,13 @@ def test_tokens_ruled_out_before_never_come_back() -> None:
     logits[[3, 400]] = [0.0, -60.0]
     for params in ({"top_k": 2}, {"top_p": 0.9999999}, {"min_p": 1e-30}):
         assert set(kept_by(logits, **params)) <= {3, 400}
+
+
+@pytest.mark.parametrize("params", [{"min_p": 0.5}, {"top_p": 0.5}, {"top_k": 2}, {"top_k": 2, "top_p": 0.5, "min_p": 0.5}])
+@pytest.mark.parametrize("values", [[np.nan] * 4, [np.inf, np.inf, 1.0, np.nan], [-np.inf] * 4])
+def test_something_stays_even_of_logits_that_are_no_numbers(params: dict[str, Any], values: list[float]) -> None:
+    scaled = np.array(values, dtype=np.float32)
+    with np.errstate(all="ignore"):
+        kept = survivors(Sampling(seed=0, max_tokens=1, **params), scaled, scaled)
+    assert len(kept) >= 1
+    assert 0 <= kept[0] < 4

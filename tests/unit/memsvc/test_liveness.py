@@ -37,13 +37,32 @@ class Job:
 class Worker(ModelEngine):
     """Reserves for all that runs, commits what it got, closes victims, opens what waits: as a scheduler does."""
 
+    at_once = False
+    """Whether victims are closed before anything else is done."""
+
     def begin(self, dice: Random, jobs: list[Job]) -> None:
         self.dice = dice
         self.waiting = deque(jobs)
         self.jobs: dict[int, Job] = {}
         self.victims: list[int] = []
         self.granted: set[int] = set()
+        self.num_obeyed = 0
         self.num_done = self.num_refused = self.num_retracted = self.num_last_rung = 0
+
+    def obey_at_once(self, reply: Stepped, asked: Reserve) -> Stepped:
+        """Close the victims, let everything in flight end, and ask for the rest again: it must fit."""
+        assert reply.no_room is not None
+        self.victims = list(reply.no_room.victims)
+        parts: dict[str, Any] = {}
+        self.close_some(parts)
+        self.apply(self.step(done_step=self.done, **parts))
+        self.done = self.num
+        rest = [(rid, num) for rid, num in zip(asked.rids, asked.nums, strict=True) if rid in self.reqs]
+        again = Reserve(rids=[rid for rid, _ in rest], nums=[num for _, num in rest])
+        reply = self.step(done_step=self.done, reserve=again)
+        assert reply.no_room is None, reply.no_room
+        self.apply(reply)
+        return reply
 
     @property
     def busy(self) -> bool:
@@ -64,7 +83,11 @@ class Worker(ModelEngine):
         self.victims = list(reply.retract)
         if reply.no_room is not None:
             assert reply.no_room.victims or reply.no_room.waiting_on, reply.no_room
-            self.victims += reply.no_room.victims
+            if self.at_once and reply.no_room.victims:
+                self.num_obeyed += 1
+                reply = self.obey_at_once(reply, parts["reserve"])
+            else:
+                self.victims += reply.no_room.victims
         else:
             self.granted = set(self.reqs)
         return reply
@@ -153,7 +176,9 @@ def make_jobs(dice: Random, first_rid: int, num: int, longest: int) -> list[Job]
     return jobs
 
 
-def run_load(seed: int, num_engines: int, num_frames: int, kinds: list[KindSpec], **config: Any) -> list[Worker]:
+def run_load(
+    seed: int, num_engines: int, num_frames: int, kinds: list[KindSpec], at_once: bool = False, **config: Any
+) -> list[Worker]:
     """Run a load to its end, engines in random turn; fails if it does not end."""
     dice, clock = Random(seed), Clock()
     manager = MemoryManager(make_config(num_frames, kinds, retract_ms=100_000, **config), clock=clock)
@@ -163,6 +188,7 @@ def run_load(seed: int, num_engines: int, num_frames: int, kinds: list[KindSpec]
     window = max(kind.window for kind in kinds)
     for index, worker in enumerate(workers):
         worker.setup(memory, published, window)
+        worker.at_once = at_once
         worker.begin(dice, make_jobs(dice, 1 + 100 * index, dice.randint(2, 6), longest=14))
     turns = 0
     while any(worker.busy for worker in workers):
@@ -226,3 +252,10 @@ def test_every_request_with_recurrent_state_completes(seed: int, num_engines: in
 def test_every_request_within_quotas_completes(seed: int, num_frames: int) -> None:
     quotas = {"engine_quota_frames": {"e0": 8}, "salt_quota_frames": {"s": 7}}
     run_load(seed, 2, num_frames, [TARGET, DRAFT], low_watermark=0.05, **quotas)
+
+
+@PROFILE
+@given(seed=seeds, num_frames=st.integers(8, 12), window=st.booleans())
+def test_victims_are_enough_for_the_rest_of_the_reservation(seed: int, num_frames: int, window: bool) -> None:
+    draft, bound = (windowed(DRAFT, 4), CHUNK) if window else (DRAFT, 0)
+    run_load(seed, 1, num_frames, [TARGET, draft], at_once=True, max_extend_tokens=bound)

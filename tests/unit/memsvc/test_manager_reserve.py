@@ -1,37 +1,22 @@
-"""Reservations under pressure: all or nothing, victims, the elder, other engines, watermarks, quotas."""
+"""Reservations under pressure: all or nothing, victims, the elder, watermarks, windows."""
 
 from typing import Any
 
-from memsvc.core.manager import MemoryManager
-from memsvc.wire.admin import GetStats, Pin, Pinned, Stats, Unpin
+from memsvc.wire.admin import Pin, Pinned, Unpin
 from memsvc.wire.base import BadRequest, ReqId, pack_tokens
-from memsvc.wire.mem import Close, Fenced, NoRoom, Opened, Reserve, Step, Stepped
-from tests.support.mem_builders import DRAFT, TARGET, Clock, Engine, check, make_config, make_manager, windowed
-
-
-def reserve(engine: Engine, **nums: int) -> Stepped:
-    """reserve(engine, r1=4, r2=4)"""
-    rids = [ReqId(int(name[1:])) for name in nums]
-    return engine.step(reserve=Reserve(rids=rids, nums=list(nums.values())))
-
-
-def retract(engine: Engine, *rids: int) -> None:
-    """Retract and let limbo drain."""
-    engine.step(closes=[Close([ReqId(rid) for rid in rids], "retract")])
-    engine.step(done_step=engine.num)
-
-
-def stats_of(manager: MemoryManager) -> Stats:
-    stats = manager.handle_admin(GetStats())
-    assert isinstance(stats, Stats)
-    return stats
-
-
-def refusal(reply: Stepped) -> NoRoom:
-    assert reply.no_room is not None, reply
-    assert reply.grow_pages == []
-    assert reply.opened == []
-    return reply.no_room
+from memsvc.wire.mem import Close, Opened, Reserve, Step, Stepped
+from tests.support.mem_builders import (
+    DRAFT,
+    TARGET,
+    Engine,
+    check,
+    make_manager,
+    refusal,
+    reserve,
+    retract,
+    stats_of,
+    windowed,
+)
 
 
 def three(priorities: tuple[int, int, int] = (0, 0, 0), **config: Any) -> Engine:
@@ -111,85 +96,6 @@ def test_waiting_for_limbo_is_enough_when_it_is() -> None:
     assert engine.step(reserve=Reserve([ReqId(2)], [16]), done_step=engine.num).no_room is None
 
 
-def test_waiting_for_quarantine_is_reported_as_such() -> None:
-    manager = make_manager(19)
-    engine, other = Engine(manager), Engine(manager, name="other", pid=2)
-    engine.run(1, [10] * 8, max_new=4)
-    engine.run(2, [20] * 8, max_new=12)
-    other.open(1, [30] * 8, max_new=0)
-    other.reserve(1, 8)
-    other.pid = 3
-    old = other.epoch
-    other.register()
-    no_room = refusal(reserve(engine, r2=16))
-    assert (no_room.victims, no_room.waiting_on) == ([], "quarantine")
-    manager.client_exited(old)
-    assert reserve(engine, r2=16).no_room is None
-    check(manager)
-
-
-def two_engines(clock: Clock | None = None, **config: Any) -> tuple[Engine, Engine]:
-    """As three(), but the newest is request 1 of the other engine."""
-    manager = MemoryManager(make_config(19, **config), clock=clock or Clock())
-    e, f = Engine(manager, name="e", pid=1), Engine(manager, name="f", pid=2)
-    e.run(1, [10] * 8, max_new=4)
-    e.run(2, [20] * 8, max_new=12)
-    f.run(1, [30] * 8, max_new=12)
-    return e, f
-
-
-def test_another_engine_is_asked_in_its_own_next_reply() -> None:
-    e, f = two_engines()
-    no_room = refusal(reserve(e, r2=16))
-    assert (no_room.victims, no_room.waiting_on) == ([], "other engine")
-    reply = f.step()
-    assert (reply.retract, reply.retract_ms) == ([1], 2000)
-    assert f.step().retract == [1]
-    assert refusal(reserve(e, r2=16)).waiting_on == "other engine"
-    f.close(1, "retract")
-    assert f.step().retract == []
-    assert reserve(e, r2=16).no_room is None
-    check(e.manager)
-
-
-def test_an_engine_that_keeps_what_was_asked_back_is_fenced_after_the_deadline() -> None:
-    clock = Clock()
-    e, f = two_engines(clock)
-    reserve(e, r2=16)
-    f.step()
-    assert e.manager.tick() <= 2.0
-    clock.now += 1.9
-    e.manager.tick()
-    assert f.step().retract == [1]
-    clock.now += 0.2
-    e.manager.tick()
-    assert f.send() == Fenced(f.epoch)
-    assert reserve(e, r2=16).no_room is None
-    check(e.manager)
-
-
-def test_a_flagged_request_that_becomes_the_elder_may_stay() -> None:
-    clock = Clock()
-    e, f = two_engines(clock)
-    reserve(e, r2=16)
-    retract(e, 1, 2)
-    assert f.step().retract == []
-    clock.now += 5
-    e.manager.tick()
-    assert isinstance(f.send(), Stepped)
-
-
-def test_what_was_given_back_for_another_engine_is_not_taken_again_by_opening() -> None:
-    e, f = two_engines(high_watermark=0.0)
-    reserve(e, r2=16)
-    f.close(1, "retract")
-    f.step(done_step=f.num)
-    again = f.open(2, [30] * 8, max_new=12)
-    assert again.opened == []
-    assert again.open_no_room is not None
-    assert reserve(e, r2=16).no_room is None
-
-
 def test_opens_wait_for_the_high_watermark_after_a_no_room() -> None:
     engine = three()
     reserve(engine, r2=16)
@@ -238,31 +144,6 @@ def test_more_than_max_extend_tokens_at_once_is_refused() -> None:
     reply = engine.send(reserve=Reserve([ReqId(1)], [5]))
     assert isinstance(reply, BadRequest)
     assert "at most 4 at once" in reply.reason
-
-
-def test_an_engine_stays_within_its_quota_and_its_newest_gives_way() -> None:
-    manager = make_manager(40, engine_quota_frames={"e": 10})
-    engine, other = Engine(manager), Engine(manager, name="other")
-    engine.run(1, [10] * 8, max_new=4)
-    engine.run(2, [20] * 8, max_new=4)
-    other.run(1, [30] * 8, max_new=30)
-    # two of 8 pages of each kind: 8 + 6 frames
-    no_room = refusal(reserve(engine, r1=8, r2=8))
-    assert no_room.victims == [2]
-    assert other.reserve(1, 30).no_room is None
-    too_large = engine.open(3, [40] * 8, max_new=16).opened
-    assert too_large == [] or too_large[0].frames_usable == 10  # type: ignore[union-attr]
-    check(manager)
-
-
-def test_a_salt_quota_counts_over_engines() -> None:
-    manager = make_manager(40, salt_quota_frames={"s": 10})
-    engine, other = Engine(manager), Engine(manager, name="other")
-    engine.run(1, [10] * 8, max_new=0, salt="s")
-    other.run(1, [20] * 8, max_new=0, salt="s")
-    reply = engine.open(2, [30] * 8, max_new=0, salt="s")
-    assert reply.open_no_room is not None
-    assert isinstance(engine.open(2, [30] * 8, max_new=0).opened[0], Opened)
 
 
 def test_the_elder_alone_and_without_room_is_named_itself_as_the_last_rung() -> None:

@@ -1,11 +1,16 @@
 """The scheduler against the real memory manager, a toy model whose text shows every wrong page, and a toy draft."""
 
 import random
+from typing import Any
 
 import pytest
 
+from memsvc.core.growth import Growth
 from memsvc.wire.admin import Check, Flush, GetStats
-from memsvc.wire.base import FinishReason, ReqId
+from memsvc.wire.base import FinishReason, ReqId, pack_tokens
+from memsvc.wire.text import Admit, Sampling
+from target_worker.admission import WaitingList
+from target_worker.req import Req
 from tests.support.toy_engine import ToyEngine, continuation
 
 
@@ -120,6 +125,40 @@ def test_higher_priority_is_opened_first() -> None:
         engine.submit(rid, prompt(9, rid), 4, priority=priority)
     engine.run()
     assert list(engine.text.finished) == [3, 1, 2]
+
+
+def test_a_draft_that_returns_to_a_pool_without_room_gets_its_pages_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_growth: Growth, req: Any, out: Any) -> None:
+        for kind, index in req.missing:
+            out.remap.add(req, kind, index, 0)
+
+    engine = ToyEngine(num_frames=400, k=3, wrong_every=1000)
+    for rid in (1, 2, 3):
+        engine.submit(rid, prompt(9 + rid, rid), 60)
+    for _ in range(6):
+        engine.scheduler.step()
+    engine.spec.die()
+    engine.scheduler.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Growth, "refill", no_room)
+        patch.setattr(Growth, "_fill", lambda _growth, _req, _ahead, _out: None)
+        engine.spec.come_back()
+        for _ in range(5):
+            engine.scheduler.step()
+    engine.run()
+    settle(engine)
+    assert sum(engine.text.usages[ReqId(1)].accepted[1:]) > 8
+
+
+def test_opens_of_one_step_are_limited_in_tokens() -> None:
+    waiting = WaitingList()
+    for rid in range(1, 5):
+        sampling = Sampling(seed=0, max_tokens=9)
+        waiting.push(Req.from_admit(Admit(ReqId(rid), pack_tokens([8] * 10), 10, sampling), rid))
+    assert [req.rid for req in waiting.first(4, 25)] == [1, 2]
+    assert [req.rid for req in waiting.first(4, 5)] == [3]
+    assert [req.rid for req in waiting.first(4, 5)] == [4]
+    assert waiting.first(4, 5) == []
 
 
 @pytest.mark.parametrize("seed", range(12))

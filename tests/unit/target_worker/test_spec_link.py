@@ -1,0 +1,148 @@
+"""The target's view of the draft: down, up, gone, silent, talking nonsense. The draft is a list of replies."""
+
+import os
+
+import msgspec
+import pytest
+
+from memsvc.wire.base import BadRequest, Epoch, ReqId, pack_tokens
+from memsvc.wire.spec import Drafted, DraftHello, DraftReady, Propose
+from memsvc.wire.text import Sampling
+from target_worker.req import FeatureRows, Phase, Req
+from target_worker.spec_link import DraftContract, SpecLink
+
+READY = DraftReady(os.getpid(), 1, 4, [0, 1])
+
+
+class ScriptedRpc:
+    """Rpc whose replies are set by the test; an exception among them is raised."""
+
+    def __init__(self) -> None:
+        self.sent: list = []
+        self.replies: list = []
+        self.is_full = False
+
+    def send(self, msg) -> None:
+        if self.is_full:
+            raise TimeoutError("queue is full")
+        self.sent.append(msg)
+
+    def recv(self, _timeout_s: float):
+        if not self.replies:
+            raise TimeoutError("nothing")
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+@pytest.fixture
+def rpc() -> ScriptedRpc:
+    return ScriptedRpc()
+
+
+@pytest.fixture
+def link(rpc: ScriptedRpc) -> SpecLink:
+    contract = DraftContract("main", Epoch(1), 8, "float32", 4, (0, 1))
+    return SpecLink(rpc, contract)  # type: ignore[arg-type]
+
+
+def up(link: SpecLink, rpc: ScriptedRpc) -> None:
+    """A draft answers the next hello."""
+    link._hello_at = 0.0
+    rpc.replies.append(READY)
+    assert link.poll()
+
+
+def req(rid: int = 1, num_tokens: int = 6) -> Req:
+    """A decoding request with its anchor last."""
+    tokens = list(range(10, 10 + num_tokens))
+    made = Req(ReqId(rid), tokens, 4, Sampling(seed=0, max_tokens=50), 0, "", 0, Phase.DECODE)
+    made.computed_len = made.draft.written_len = num_tokens - 1
+    return made
+
+
+def test_a_draft_that_is_not_there_costs_nothing(link: SpecLink, rpc: ScriptedRpc) -> None:
+    assert not link.poll()
+    assert link.propose([req()], [req()], [], 3) == {}
+    assert [type(msg) for msg in rpc.sent] == [DraftHello]
+
+
+def test_a_full_queue_of_hellos_is_no_error(link: SpecLink, rpc: ScriptedRpc) -> None:
+    rpc.is_full = True
+    assert not link.poll()
+    rpc.is_full = False
+    up(link, rpc)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        BadRequest("no"),
+        DraftReady(os.getpid(), 1, 8, [0, 1]),
+        DraftReady(os.getpid(), 1, 4, [2]),
+        msgspec.DecodeError("x"),
+    ],
+)
+def test_a_draft_of_another_shape_is_not_used(link: SpecLink, rpc: ScriptedRpc, reply: object) -> None:
+    rpc.replies.append(reply)
+    assert not link.poll()
+    assert not link.is_up
+
+
+def test_a_block_is_proposed_once_and_told_what_is_new(link: SpecLink, rpc: ScriptedRpc) -> None:
+    up(link, rpc)
+    one = req()
+    rpc.replies.append(Drafted(3, pack_tokens([7, 8, 9])))
+    assert link.propose([one], [one], [], 3) == {1: [7, 8, 9]}
+    one.tokens += [7, 8]
+    one.draft.pending = FeatureRows(5, 2, 0)
+    one.computed_len = 7
+    rpc.replies.append(Drafted(3, pack_tokens([1, 2, 3])))
+    link.propose([one], [one], [], 3)
+    first, second = rpc.sent[-2:]
+    assert isinstance(first, Propose)
+    assert isinstance(second, Propose)
+    assert [opened.rid for opened in first.opens] == [1]
+    assert second.opens == []
+    assert second.new_tokens == [pack_tokens([7, 8])]
+    assert (second.write_starts, second.write_lens, second.write_rows) == ([5], [2], [0])
+    assert one.draft.written_len == 7
+    assert one.draft.pending is None
+
+
+@pytest.mark.parametrize("reply", [BadRequest("no"), msgspec.DecodeError("x")])
+def test_nonsense_instead_of_drafts_means_plain_decode_until_a_new_hello(
+    link: SpecLink, rpc: ScriptedRpc, reply: object
+) -> None:
+    up(link, rpc)
+    rpc.replies.append(reply)
+    assert link.propose([req()], [req()], [], 3) == {}
+    assert not link.is_up
+    up(link, rpc)
+
+
+def test_what_ends_while_the_draft_is_down_is_not_closed_at_the_next_one(link: SpecLink, rpc: ScriptedRpc) -> None:
+    up(link, rpc)
+    one, two = req(1), req(2)
+    rpc.replies.append(Drafted(1, pack_tokens([7, 8])))
+    link.propose([one, two], [one, two], [], 1)
+    rpc.replies.append(BadRequest("no"))
+    link.propose([one, two], [one, two], [], 1)
+    link.close(one)
+    up(link, rpc)
+    two.draft.reset(5)
+    rpc.replies.append(Drafted(1, pack_tokens([8])))
+    link.propose([two], [two], [], 1)
+    assert rpc.sent[-1].closes == []
+    link.close(two)
+    rpc.replies.append(Drafted(0, b""))
+    link.propose([], [], [], 1)
+    assert rpc.sent[-1].closes == [2]
+
+
+def test_nothing_to_say_sends_nothing(link: SpecLink, rpc: ScriptedRpc) -> None:
+    up(link, rpc)
+    num = len(rpc.sent)
+    assert link.propose([], [req()], [], 3) == {}
+    assert len(rpc.sent) == num
