@@ -12,7 +12,7 @@ from launch.flags import parse_flags, shown_command
 from launch.http.listen import bind_tcp, url_of
 from launch.models import read_models
 from launch.planner import make_plan
-from launch.policy import Policy
+from launch.policy import AllUp, Policy
 from launch.run_dir import run_directory
 from launch.smollm2 import ensure_smollm2
 from launch.smollm2_fetch import FetchError
@@ -71,20 +71,20 @@ def _warn(config: LaunchConfig) -> None:
 
 
 async def _supervise(run: Run) -> int:
-    def on_up(is_first: bool) -> None:
-        if is_first:
-            print(ready_line(run), flush=True)
+    def on_up(up: AllUp) -> None:
+        if up.is_first:
+            print(ready_line(run, up.without), flush=True)
         else:
-            logger.info("recovered, all processes serve")
+            logger.info("recovered, all processes serve%s", "".join(f", without {role}" for role in up.without))
 
     supervisor = Supervisor(run.run_dir, Policy(run.roles), run.spec, on_up, READY_LIMIT_S)
     return await supervisor.run()
 
 
-def ready_line(run: Run) -> str:
-    """The one line that says that requests are served, and with what."""
+def ready_line(run: Run, without: tuple[str, ...] = ()) -> str:
+    """The one line that says that requests are served, and with what; without: roles that failed to start."""
     speculation = "off"
-    if run.models.draft is not None:
+    if run.models.draft is not None and "draft" not in without:
         speculation = f"dflash block={run.models.block_size} drafter={Path(run.config.draft_model_path).name}"
     return (
         f"ready {url_of(run.listener)} model={run.served_names[0]} max_running={run.config.max_running_requests}"

@@ -22,18 +22,20 @@ class Phase(Enum):
 class Rule:
     """needs: roles that must serve before it is started. waits_for_end: roles that must be gone before.
 
-    takes_down: roles that are stopped when it ends, because they can't go on without it.
+    takes_down: roles that are stopped when it ends, because they can't go on without it. is_optional: the
+    server goes on without it when it keeps failing.
     """
 
     needs: tuple[str, ...] = ()
     waits_for_end: tuple[str, ...] = ()
     takes_down: tuple[str, ...] = ()
+    is_optional: bool = False
 
 
 RULES = {
     # The arena dies with the memory service, and whoever maps the old one must let go of it.
     "memsvc": Rule(waits_for_end=("draft", "target"), takes_down=("draft", "target")),
-    "draft": Rule(needs=("memsvc",)),
+    "draft": Rule(needs=("memsvc",), is_optional=True),
     "tokenizer": Rule(needs=("memsvc",)),
     # It decodes without drafts until the draft worker has come, so the two load side by side.
     "target": Rule(needs=("memsvc",)),
@@ -67,9 +69,18 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class AllUp:
-    """Every process serves; is_first is False after a recovery."""
+    """Every process serves but those in without; is_first is False after a recovery."""
 
     is_first: bool
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DoWithout:
+    """An optional process is not started any more; reason is the one line that says why."""
+
+    role: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,7 @@ class GiveUp:
     reason: str
 
 
-Action = Spawn | Stop | Tell | AllUp | GiveUp
+Action = Spawn | Stop | Tell | AllUp | DoWithout | GiveUp
 
 
 class Policy:
@@ -94,6 +105,8 @@ class Policy:
         self._failures: dict[str, deque[float]] = {role: deque() for role in self._rules}
         self._was_ready: set[str] = set()
         self._was_all_up = False
+        self._dropped: set[str] = set()
+        """Optional roles that are not started again."""
 
     def start(self) -> list[Action]:
         """The first actions."""
@@ -109,10 +122,7 @@ class Policy:
         if role != FRONT:
             actions.append(Tell(PeerUp(role, self._generations[role])))
         actions += self._spawn_what_can()
-        if all(phase is Phase.UP for phase in self._phases.values()):
-            actions.append(AllUp(is_first=not self._was_all_up))
-            self._was_all_up = True
-        return actions
+        return actions + self._all_up()
 
     def on_end(self, role: str, how: str, now: float) -> list[Action]:
         """The process of role has ended. how says it for people, now is a monotonic time."""
@@ -121,20 +131,44 @@ class Policy:
         actions: list[Action] = []
         if phase is not Phase.STOPPING:
             reason = self._count_failure(role, how, now)
-            if reason:
+            if reason and not self._rules[role].is_optional:
                 return [GiveUp(reason)]
             actions += self._gone(role)
+            if reason:
+                actions += self._drop(role, reason)
         return actions + self._spawn_what_can()
 
     def on_fatal(self, role: str, message: str) -> list[Action]:
-        """The process itself says that starting it again would not help."""
-        return [GiveUp(f"{role}: {message}")]
+        """The process itself says that starting it again would not help.
+
+        One that never served ends the run even if it is optional: the user asked for it with a wrong folder or flag.
+        """
+        reason = f"{role}: {message}"
+        if self._rules[role].is_optional and role in self._was_ready:
+            return self._drop(role, reason)
+        return [GiveUp(reason)]
 
     def on_late(self, role: str, generation: int, limit_s: float) -> list[Action]:
         """A process should have been ready by now."""
         if self._phases[role] is not Phase.STARTING or self._generations[role] != generation:
             return []
-        return [GiveUp(f"{role}: not ready after {limit_s:g} s")]
+        reason = f"{role}: not ready after {limit_s:g} s"
+        return self._drop(role, reason) if self._rules[role].is_optional else [GiveUp(reason)]
+
+    def _drop(self, role: str, reason: str) -> list[Action]:
+        """Go on without an optional role."""
+        self._dropped.add(role)
+        actions: list[Action] = [DoWithout(role, reason)]
+        if self._phases[role] in (Phase.STARTING, Phase.UP):
+            self._phases[role] = Phase.STOPPING
+            actions += [Tell(PeerDown(role)), Stop(role)]
+        return actions + self._all_up()
+
+    def _all_up(self) -> list[Action]:
+        if any(phase is not Phase.UP for role, phase in self._phases.items() if role not in self._dropped):
+            return []
+        is_first, self._was_all_up = not self._was_all_up, True
+        return [AllUp(is_first, tuple(sorted(self._dropped)))]
 
     def _gone(self, role: str) -> list[Action]:
         actions: list[Action] = [Tell(PeerDown(role))] if role != FRONT else []
@@ -145,7 +179,7 @@ class Policy:
         return actions
 
     def _count_failure(self, role: str, how: str, now: float) -> str:
-        """A reason to give up, or empty."""
+        """A reason to start it no more, or empty."""
         if role not in self._was_ready:
             return f"{role}: {how} before it was ready"
         times = self._failures[role]
@@ -159,7 +193,7 @@ class Policy:
     def _spawn_what_can(self) -> list[Action]:
         actions: list[Action] = []
         for role, rule in self._rules.items():
-            can = self._phases[role] is Phase.ABSENT
+            can = self._phases[role] is Phase.ABSENT and role not in self._dropped
             can = can and all(self._phases[needed] is Phase.UP for needed in rule.needs)
             if can and all(self._phases[other] is Phase.ABSENT for other in rule.waits_for_end):
                 self._phases[role] = Phase.STARTING
@@ -176,5 +210,7 @@ class Policy:
 
 def _within(rule: Rule, roles: tuple[str, ...]) -> Rule:
     """The rule without roles that this run does not have."""
-    return Rule(*(tuple(role for role in names if role in roles) for names in
-                  (rule.needs, rule.waits_for_end, rule.takes_down)))  # fmt: skip
+    needs, waits_for_end, takes_down = (
+        tuple(role for role in names if role in roles) for names in (rule.needs, rule.waits_for_end, rule.takes_down)
+    )
+    return Rule(needs, waits_for_end, takes_down, rule.is_optional)

@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 
 from launch.child import Child, ChildSpec, ending
-from launch.policy import FRONT, Action, AllUp, GiveUp, Policy, Spawn, Stop, Tell
+from launch.policy import FRONT, Action, AllUp, DoWithout, GiveUp, Policy, Spawn, Stop, Tell
 from memsvc.inbox import PullInbox
 from memsvc.transport import bind, connect
 from memsvc.wire.codec import encode
@@ -33,10 +33,10 @@ SpecOf = Callable[[str, int], ChildSpec]
 
 
 class Supervisor:
-    """One per run. on_up is called when every process serves, with False after a recovery."""
+    """One per run. on_up is called when every process serves, at first and after a recovery."""
 
     def __init__(
-        self, run_dir: Path, policy: Policy, spec_of: SpecOf, on_up: Callable[[bool], None], ready_limit_s: float
+        self, run_dir: Path, policy: Policy, spec_of: SpecOf, on_up: Callable[[AllUp], None], ready_limit_s: float
     ) -> None:
         self._run_dir = run_dir
         self._policy = policy
@@ -107,8 +107,10 @@ class Supervisor:
                     self._terminate(self._children[role], RECOVERY_GRACE_S)
                 case Tell(msg):
                     self._tell(msg)
-                case AllUp(is_first):
-                    self._on_up(is_first)
+                case AllUp():
+                    self._on_up(action)
+                case DoWithout(role, reason):
+                    logger.error("serving without %s until the next start of the server: %s", role, reason)
                 case GiveUp(reason):
                     self._give_up(reason)
 

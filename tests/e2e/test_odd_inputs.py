@@ -44,10 +44,7 @@ def _goes_on(server: Served) -> Iterator[None]:
     """After every test the server still answers, and no page is lost."""
     yield
     assert server.post("/v1/chat/completions", chat("red boat", max_tokens=8)).status_code == 200
-    body = server.get("/check")
-    assert body["problems"] == []
-    assert body["leaked_bytes"] == 0
-    assert all(pages["private"] == pages["quarantine"] == 0 for pages in body["pages"].values())
+    server.check_idle()
 
 
 def refused(reply: httpx.Response, status: int) -> str:

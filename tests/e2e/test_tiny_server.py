@@ -49,20 +49,6 @@ def quiet_texts(tiny: Path) -> list[str]:
         return [answer.text for answer in server.chat_all(work(), 1)]
 
 
-def check_idle(server: Served) -> dict[str, Any]:
-    """Every page is free or in the tree, and the service's check finds nothing."""
-    for _ in range(100):
-        body = server.get("/check")
-        if body["idle"] and all(pages["limbo"] == 0 for pages in body["pages"].values()):
-            break
-    assert body["idle"]
-    assert body["problems"] == []
-    assert body["leaked_bytes"] == 0
-    for pages in body["pages"].values():
-        assert pages["private"] == pages["quarantine"] == pages["limbo"] == 0
-    return body
-
-
 @pytest.mark.parametrize("speculative", [False, True])
 def test_a_third_of_the_memory_gives_the_same_texts(
     tiny: Path, drafter: Path, quiet_texts: list[str], speculative: bool
@@ -81,7 +67,7 @@ def test_a_third_of_the_memory_gives_the_same_texts(
         assert [answer.text for answer in answers] == quiet_texts
         assert {answer.finish_reason for answer in answers} == {"length"}
         assert metric(server, "memsvc_retracts_total") + metric(server, "memsvc_no_room_total") > 0
-        check_idle(server)
+        server.check_idle()
 
 
 def pool_token_bytes(server: Served) -> int:
@@ -112,7 +98,7 @@ def server(tiny: Path, drafter: Path) -> Iterator[Served]:
 def test_a_killed_process_costs_no_request_and_no_text(server: Served, quiet_texts: list[str], role: str) -> None:
     answers = asyncio.run(streams_with_a_kill(server, lambda: os.kill(server.child(role), signal.SIGKILL)))
     assert answers == quiet_texts
-    check_idle(server)
+    server.check_idle()
 
 
 async def streams_with_a_kill(server: Served, kill: Callable[[], None]) -> list[str]:
@@ -160,7 +146,7 @@ def test_a_front_killed_with_open_requests_leaves_nothing_behind(server: Served)
 
     asyncio.run(scenario())
     wait_healthy(server)
-    check_idle(server)
+    server.check_idle()
     assert len(server.chat_all(work(4), 4)) == 4
 
 
@@ -185,7 +171,7 @@ def test_target_heavy_and_draft_heavy_loads_both_fill_the_one_pool(tiny: Path, t
     with Served([*flags, "--speculative-draft-model-path", str(drafter)]) as served:
         shares = asyncio.run(filled_under_pressure(served))
         kinds = {name: metric(served, "memsvc_kind_bytes", kind=name) for name in ("target_kv", "draft_kv")}
-        check_idle(served)
+        served.check_idle()
     assert sum(shares) / len(shares) > 0.95
     assert (kinds["draft_kv"] > kinds["target_kv"]) == (heavy == "draft")
 

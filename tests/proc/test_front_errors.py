@@ -47,6 +47,7 @@ def raw_exchange(front: RunningFront, data: bytes) -> bytes:
         ({"temperature": 2.5}, "temperature", ["2.5", "2.0"]),
         ({"temperature": -1}, "temperature", ["-1", "0.0"]),
         ({"top_p": 0}, "top_p", ["above 0.0"]),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty", ["1e-300", "0.01"]),
         ({"top_k": -2}, "top_k", ["-2"]),
         ({"max_tokens": 0}, "max_tokens", ["0", "1"]),
         ({"max_tokens": "many"}, "max_tokens", ["int"]),

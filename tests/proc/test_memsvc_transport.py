@@ -13,11 +13,13 @@ from memsvc.async_client import AsyncMemoryClient
 from memsvc.errors import FencedError, MemoryServiceError, ServiceDown
 from memsvc.inbox import PullInbox
 from memsvc.registration import StepParts
+from memsvc.rpc import AsyncRpc
 from memsvc.transport import bind, check_endpoint, connect, make_run_dir
+from memsvc.wire.admin import GetStats
 from memsvc.wire.base import ReqId
 from memsvc.wire.codec import encode
 from memsvc.wire.control import Ready
-from memsvc.wire.links import ALL_LAUNCH, LINKS, MAX_MSG_BYTES, Link
+from memsvc.wire.links import ALL_LAUNCH, LINKS, MAX_MSG_BYTES, MEM_ADMIN, Link
 from memsvc.wire.mem import Registered, Reserve
 from tests.support.fake_manager import FakeManager, StallingManager
 from tests.support.memsvc_thread import serving
@@ -80,6 +82,22 @@ def test_a_pull_inbox_skips_garbage(tmp_path: Path):
                 received = inbox.recv()
             assert (received, inbox.bad_frames.num) == (msg, 3)
             assert inbox.recv() is None
+
+
+def test_waiting_for_the_call_of_another_task_counts_against_the_limit(tmp_path: Path):
+    async def main() -> None:
+        with zmq.asyncio.Context() as context:
+            rpc = AsyncRpc(context, MEM_ADMIN, tmp_path)
+            first = asyncio.create_task(rpc.call(GetStats(), 5.0))
+            await asyncio.sleep(0)
+            with pytest.raises(TimeoutError):
+                await rpc.call(GetStats(), 0.01)
+            assert not first.done()
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            rpc.close()
+
+    asyncio.run(main())
 
 
 Body = Callable[[AsyncMemoryClient], Awaitable[None]]

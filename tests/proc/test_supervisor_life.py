@@ -179,6 +179,18 @@ def test_a_process_that_fails_before_it_was_ever_ready_is_not_tried_again(tmp_pa
         assert launch.events().count("target start") == 1
 
 
+def test_a_draft_that_keeps_failing_leaves_a_server_without_speculation(tmp_path: Path) -> None:
+    with launched(tmp_path, "memsvc", "draft=2:crash", "target", "tokenizer", "front") as launch:
+        launch.expect_line("all up first")
+        os.kill(launch.pid("draft"), signal.SIGKILL)
+        launch.expect_line("all up again")
+        assert launch.events().count("draft start") == 3
+        launch.process.terminate()
+        status, errors = launch.end()
+        assert status == 0
+        assert errors.count("ERROR") == errors.count("serving without draft") == 1
+
+
 def test_a_process_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
     with launched(tmp_path, "memsvc=mute", "target", "tokenizer", "front", "--ready-limit", "0.5") as launch:
         status, errors = launch.end()

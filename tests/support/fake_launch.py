@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from launch.child import ChildSpec
-from launch.policy import Policy
+from launch.policy import AllUp, Policy
 from launch.supervisor import Supervisor
 from memsvc.process import setup_logging
 
@@ -32,8 +32,8 @@ def main() -> int:
         command = [sys.executable, "-m", "tests.support.fake_child", role, str(args.run_dir), behaviour]
         return ChildSpec(command=command, env=dict(os.environ), grace_s=args.grace)
 
-    def on_up(is_first: bool) -> None:
-        print(f"all up {'first' if is_first else 'again'}", flush=True)
+    def on_up(up: AllUp) -> None:
+        print(f"all up {'first' if up.is_first else 'again'}", flush=True)
 
     supervisor = Supervisor(args.run_dir, Policy(tuple(behaviours)), spec_of, on_up, args.ready_limit)
     return asyncio.run(supervisor.run())

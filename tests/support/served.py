@@ -126,6 +126,19 @@ class Served:
         """The answer to a POST, whatever its status."""
         return self._client.post(path, json=body)
 
+    def check_idle(self) -> None:
+        """Wait until nothing runs; then every page is free or in the tree, and the service's check finds nothing."""
+        for _ in range(200):
+            body = self.get("/check")
+            if body["idle"] and not any(pages["limbo"] for pages in body["pages"].values()):
+                break
+            time.sleep(0.02)
+        assert body["idle"], body
+        assert body["problems"] == []
+        assert body["leaked_bytes"] == 0
+        for pages in body["pages"].values():
+            assert pages["private"] == pages["quarantine"] == pages["limbo"] == 0, body
+
     def metrics(self) -> list[Sample]:
         """Every sample of /metrics."""
         families = text_string_to_metric_families(self._client.get("/metrics").raise_for_status().text)

@@ -73,6 +73,7 @@ def test_an_unknown_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
         (["--page-size=0"], ["--page-size is 0", "between 1 and"]),
         (["--max-running-requests=5000"], ["5000", "4096"]),
         (["--mem-bytes=lots"], ["'lots' is not a number of bytes"]),
+        (["--context-length=1"], ["--context-length is 1", "need 2"]),
         (["--port=70000"], ["70000", "65535"]),
         (["--dtype=int3"], ["int3"]),
         (["--speculative-num-draft-tokens=1", "--spec-model=d"], ["need 2"]),

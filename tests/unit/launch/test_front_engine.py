@@ -82,6 +82,16 @@ def test_a_call_past_the_limit_is_turned_away_and_leaves_nothing():
     assert (len(engine.journal), sent.take(), engine.tally.turned_away) == (7, [], 1)
 
 
+def test_a_call_that_can_never_fit_is_a_bad_request_with_the_numbers():
+    engine, sent = make_engine()
+    request = CompletionRequest(prompt=["x"] * 3, n=3)
+    with pytest.raises(ApiError) as caught:
+        engine.start(from_completion(request, engine.config))
+    assert caught.value.status == 400
+    assert "3 prompts times n=3 are 9 choices, this server can hold 8" in caught.value.message
+    assert (len(engine.journal), sent.take(), engine.tally.turned_away) == (0, [], 0)
+
+
 def test_the_journal_is_bounded_in_bytes():
     engine = Engine(replace(CONFIG, max_journal_bytes=500), Sent(), Tally())
     with pytest.raises(ApiError) as caught:
@@ -123,6 +133,52 @@ def test_two_processes_that_die_together_cause_one_resubmission():
     first, second = sent.take()
     assert first == AbortAll()
     assert isinstance(second, Submit)
+
+
+def restart(engine: Engine, generation: int, *roles: str) -> None:
+    for role in roles:
+        engine.on_peer(PeerDown(role))
+    for role in roles:
+        engine.on_peer(PeerUp(role, generation))
+
+
+@pytest.mark.parametrize("roles", [("target",), ("memsvc", "target")])
+def test_a_request_in_flight_at_two_deaths_without_a_token_is_failed_with_its_siblings(roles: tuple[str, ...]):
+    engine, sent = make_engine()
+    call = start(engine, n=2)
+    restart(engine, 2, *roles)
+    _first, second = submitted(sent)[-2:]
+    engine.on_text(out(second.rid, "a", [1]))
+    restart(engine, 3, *roles)
+    assert submitted(sent) == []
+    assert call.error is not None
+    assert call.error.status == 500
+    assert "internal error: the model process died 2 times" in call.error.message
+    assert len(engine.journal) == engine.journal.num_bytes == 0
+
+
+def test_a_request_that_gets_tokens_between_deaths_is_always_sent_again():
+    engine, sent = make_engine()
+    call = start(engine, num_tokens=9)
+    for generation in range(2, 9):
+        restart(engine, generation, "target")
+        engine.on_text(out(submitted(sent)[-1].rid, "a", [1]))
+    assert call.error is None
+
+
+def test_deaths_of_the_tokenizer_and_deaths_before_a_request_was_sent_do_not_count():
+    engine, sent = make_engine()
+    for generation in (2, 3, 4):
+        start(engine)
+        restart(engine, generation, "tokenizer")
+    sent.take()
+    engine.on_peer(PeerDown("target"))
+    held = start(engine)
+    engine.on_peer(PeerUp("target", 2))
+    assert len(submitted(sent)) == 4
+    restart(engine, 3, "target")
+    assert held.error is None
+    assert len(submitted(sent)) == 1
 
 
 def test_what_a_dead_tokenizer_did_not_read_is_not_sent_to_the_next_one():
@@ -239,12 +295,16 @@ def test_every_answer_is_whole_whatever_dies(seed: int):
         workers.step()
     for call, texts in calls:
         take(call, texts)
-        assert call.error is None
-        assert call.is_done
+        if call.error is not None:
+            assert "died 2 times" in call.error.message
+            assert workers.generations["target"] >= 3
         for choice in call.choices:
             sampling = call.generation.sampling_of(choice.index)
-            wanted = [token_of(sampling.seed, pos) for pos in range(sampling.max_tokens)]
-            assert texts[choice.index] == text_of(wanted)
+            wanted = text_of([token_of(sampling.seed, pos) for pos in range(sampling.max_tokens)])
+            if call.error is None:
+                assert choice.finish is FinishReason.LENGTH
+                assert texts[choice.index] == wanted
+            assert wanted.startswith(texts[choice.index])
 
 
 def take(call: Call, texts: list[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.policy import FRONT, Action, AllUp, GiveUp, Policy, Spawn, Stop, Tell
+from launch.policy import FRONT, Action, AllUp, DoWithout, GiveUp, Policy, Spawn, Stop, Tell
 from memsvc.wire.control import PeerDown, PeerUp
 
 ALL = ("memsvc", "draft", "target", "tokenizer", "front")
@@ -105,6 +105,58 @@ def test_a_failure_before_the_first_ready_ends_the_run():
     assert policy.on_end("memsvc", ENDED, 0.0) == [GiveUp("memsvc: ended with status 1 before it was ready")]
 
 
+def test_a_draft_that_keeps_failing_is_left_away_and_the_rest_goes_on():
+    policy = all_up()
+    for _ in range(2):
+        assert spawned(policy.on_end("draft", ENDED, 10.0)) == ["draft"]
+        policy.on_ready("draft")
+    assert policy.on_end("draft", ENDED, 69.0) == [
+        Tell(PeerDown("draft")),
+        DoWithout("draft", "draft: ended with status 1, for the 3. time within 60 s"),
+        AllUp(is_first=False, without=("draft",)),
+    ]
+    policy.on_end("memsvc", ENDED, 70.0)
+    assert spawned(policy.on_end("target", ENDED, 70.0)) == ["memsvc"]
+    assert spawned(policy.on_ready("memsvc")) == ["target"]
+    assert policy.on_ready("target")[-1] == AllUp(is_first=False, without=("draft",))
+
+
+def test_a_draft_that_fails_before_it_was_ever_ready_does_not_end_the_run():
+    policy = Policy(ALL)
+    policy.start()
+    policy.on_ready("memsvc")
+    actions = policy.on_end("draft", ENDED, 0.0)
+    assert actions == [
+        Tell(PeerDown("draft")),
+        DoWithout("draft", "draft: ended with status 1 before it was ready"),
+    ]
+    for role in ("tokenizer", FRONT):
+        policy.on_ready(role)
+    assert policy.on_ready("target")[-1] == AllUp(is_first=True, without=("draft",))
+
+
+def test_a_late_draft_is_stopped_and_left_away():
+    policy = Policy(ALL)
+    policy.start()
+    policy.on_ready("memsvc")
+    assert policy.on_late("draft", 1, 5.0) == [
+        DoWithout("draft", "draft: not ready after 5 s"),
+        Tell(PeerDown("draft")),
+        Stop("draft"),
+    ]
+    assert policy.on_ready("draft") == policy.on_end("draft", ENDED, 6.0) == []
+
+
+def test_a_fatal_draft_ends_the_run_only_if_it_never_served():
+    policy = all_up()
+    assert policy.on_fatal("draft", "odd")[0] == DoWithout("draft", "draft: odd")
+    assert policy.on_end("draft", ENDED, 0.0) == []
+    policy = Policy(ALL)
+    policy.start()
+    policy.on_ready("memsvc")
+    assert policy.on_fatal("draft", "odd") == [GiveUp("draft: odd")]
+
+
 class World:
     """The processes that a policy believes in, for real."""
 
@@ -135,7 +187,7 @@ class World:
                     self.told[role] = False
                 case AllUp():
                     assert all(self.running.get(role) for role in ALL)
-                case GiveUp(reason):
+                case GiveUp(reason) | DoWithout(_, reason):
                     raise AssertionError(reason)
 
     def ready(self, role: str) -> None:

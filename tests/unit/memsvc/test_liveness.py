@@ -250,7 +250,7 @@ def test_every_request_with_recurrent_state_completes(seed: int, num_engines: in
 @PROFILE
 @given(seed=seeds, num_frames=st.integers(10, 16))
 def test_every_request_within_quotas_completes(seed: int, num_frames: int) -> None:
-    quotas = {"engine_quota_frames": {"e0": 8}, "salt_quota_frames": {"s": 7}}
+    quotas: dict[str, Any] = {"engine_quota_frames": {"e0": 8}, "salt_quota_frames": {"s": 7}}
     run_load(seed, 2, num_frames, [TARGET, DRAFT], low_watermark=0.05, **quotas)
 
 

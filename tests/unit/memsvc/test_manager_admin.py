@@ -1,6 +1,7 @@
 """The operator's side: match, pins, stats, snapshot, the invariant check and its idle slices."""
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def stats_of(manager: MemoryManager) -> Stats:
     return stats
 
 
-def cached_text(**config: object) -> tuple[MemoryManager, Engine, Clock]:
+def cached_text(**config: Any) -> tuple[MemoryManager, Engine, Clock]:
     clock = Clock()
     manager = MemoryManager(make_config(16, pin_budget_frames=4, **config), clock=clock)
     engine = Engine(manager)
@@ -91,6 +92,9 @@ def test_a_pin_past_the_budget_is_refused_with_both_numbers() -> None:
     [
         (Pin("p", pack_tokens([9, 9]), ttl_s=1), "nothing of these 2 tokens is cached"),
         (Pin("p", pack_tokens(TEXT), ttl_s=0), "ttl_s is 0"),
+        (Pin("p", pack_tokens(TEXT), ttl_s=float("nan")), "ttl_s is nan"),
+        (Pin("p", pack_tokens(TEXT), ttl_s=float("inf")), "ttl_s is inf"),
+        (Pin("p", pack_tokens(TEXT), ttl_s=366 * 86400), "at most 3.1536e+07"),
         (Pin("p", b"abcde", ttl_s=1), "5 bytes of tokens"),
     ],
 )
