@@ -62,10 +62,9 @@ class Engine:
             raise ApiError(503, "the server is stopping")
         waiting, limit = len(self.journal), self.config.max_live_requests
         if generation.num_choices > limit:
-            asked = f"{len(generation.prompts)} prompts times n={generation.num_per_prompt}"
-            raise ApiError(
-                400, f"{asked} are {generation.num_choices} choices, this server can hold {limit} at once", "n"
-            )
+            num = len(generation.prompts)
+            asked = f"{num} prompts times n={generation.num_per_prompt} are {generation.num_choices} choices"
+            raise ApiError(400, f"{asked}, this server can hold {limit} at once", "n" if num == 1 else "prompt")
         if waiting + generation.num_choices > limit:
             asked = f"{waiting} requests are running or waiting and this one has {generation.num_choices}"
             raise self._turned_away(f"{asked}, limit {limit}")

@@ -8,65 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.http.calls import Call
-from launch.http.config import FrontConfig
 from launch.http.engine import Engine
 from launch.http.errors import ApiError
 from launch.http.generation import from_completion
 from launch.http.openai import CompletionRequest
 from launch.http.tally import Tally
-from memsvc.wire.base import FinishReason, ReqId, pack_tokens, unpack_tokens
+from memsvc.wire.base import FinishReason, ReqId, unpack_tokens
 from memsvc.wire.control import PeerDown, PeerUp
-from memsvc.wire.text import Abort, AbortAll, Failed, FrontToTok, Submit, TextOut, Usage
-
-ROLES = ("memsvc", "target", "tokenizer")
-CONFIG = FrontConfig(
-    run_dir="",
-    model_path="/m",
-    served_model_names=("m",),
-    context_len=64,
-    max_running_requests=4,
-    max_queued_requests=4,
-)
-
-
-class Sent:
-    """Takes the place of the socket to the tokenizer."""
-
-    def __init__(self) -> None:
-        self.messages: list[FrontToTok] = []
-
-    def send(self, msg: FrontToTok) -> None:
-        self.messages.append(msg)
-
-    def reopen(self) -> None:
-        self.messages.clear()
-
-    def take(self) -> list[FrontToTok]:
-        taken, self.messages = self.messages, []
-        return taken
-
-
-def make_engine() -> tuple[Engine, Sent]:
-    sent = Sent()
-    engine = Engine(CONFIG, sent, Tally())
-    for role in ROLES:
-        engine.on_peer(PeerUp(role, 1))
-    assert sent.take() == [AbortAll()]
-    return engine, sent
-
-
-def start(engine: Engine, num_tokens: int = 5, n: int = 1) -> Call:
-    request = CompletionRequest(prompt="x", max_tokens=num_tokens, n=n, seed=num_tokens)
-    return engine.start(from_completion(request, engine.config))
-
-
-def out(rid: ReqId, text: str, tokens: list[int], finish: FinishReason = FinishReason.RUNNING) -> TextOut:
-    usages = [Usage(1, len(tokens), 0)] if finish else []
-    return TextOut([rid], [text], [pack_tokens(tokens)], [finish], usages, [""] if finish else [])
-
-
-def submitted(sent: Sent) -> list[Submit]:
-    return [msg for msg in sent.take() if isinstance(msg, Submit)]
+from memsvc.wire.text import Abort, AbortAll, Failed, Submit, TextOut
+from tests.support.engine_rig import CONFIG, ROLES, Sent, make_engine, out, start, submitted
 
 
 def test_a_call_past_the_limit_is_turned_away_and_leaves_nothing():
@@ -84,7 +34,7 @@ def test_a_call_past_the_limit_is_turned_away_and_leaves_nothing():
 
 def test_a_call_that_can_never_fit_is_a_bad_request_with_the_numbers():
     engine, sent = make_engine()
-    request = CompletionRequest(prompt=["x"] * 3, n=3)
+    request = CompletionRequest(prompt=["x", "y", "z"], n=3)
     with pytest.raises(ApiError) as caught:
         engine.start(from_completion(request, engine.config))
     assert caught.value.status == 400
@@ -133,52 +83,6 @@ def test_two_processes_that_die_together_cause_one_resubmission():
     first, second = sent.take()
     assert first == AbortAll()
     assert isinstance(second, Submit)
-
-
-def restart(engine: Engine, generation: int, *roles: str) -> None:
-    for role in roles:
-        engine.on_peer(PeerDown(role))
-    for role in roles:
-        engine.on_peer(PeerUp(role, generation))
-
-
-@pytest.mark.parametrize("roles", [("target",), ("memsvc", "target")])
-def test_a_request_in_flight_at_two_deaths_without_a_token_is_failed_with_its_siblings(roles: tuple[str, ...]):
-    engine, sent = make_engine()
-    call = start(engine, n=2)
-    restart(engine, 2, *roles)
-    _first, second = submitted(sent)[-2:]
-    engine.on_text(out(second.rid, "a", [1]))
-    restart(engine, 3, *roles)
-    assert submitted(sent) == []
-    assert call.error is not None
-    assert call.error.status == 500
-    assert "internal error: the model process died 2 times" in call.error.message
-    assert len(engine.journal) == engine.journal.num_bytes == 0
-
-
-def test_a_request_that_gets_tokens_between_deaths_is_always_sent_again():
-    engine, sent = make_engine()
-    call = start(engine, num_tokens=9)
-    for generation in range(2, 9):
-        restart(engine, generation, "target")
-        engine.on_text(out(submitted(sent)[-1].rid, "a", [1]))
-    assert call.error is None
-
-
-def test_deaths_of_the_tokenizer_and_deaths_before_a_request_was_sent_do_not_count():
-    engine, sent = make_engine()
-    for generation in (2, 3, 4):
-        start(engine)
-        restart(engine, generation, "tokenizer")
-    sent.take()
-    engine.on_peer(PeerDown("target"))
-    held = start(engine)
-    engine.on_peer(PeerUp("target", 2))
-    assert len(submitted(sent)) == 4
-    restart(engine, 3, "target")
-    assert held.error is None
-    assert len(submitted(sent)) == 1
 
 
 def test_what_a_dead_tokenizer_did_not_read_is_not_sent_to_the_next_one():
