@@ -40,7 +40,7 @@ class Entry:
         if not self.is_sent:
             return False
         if len(self.tokens) > self.num_bytes_at_death:
-            pass
+            self.num_deaths = 0
         self.num_deaths += 1
         self.num_bytes_at_death = len(self.tokens)
         return self.num_deaths >= MAX_DEATHS

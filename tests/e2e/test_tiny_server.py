@@ -162,6 +162,18 @@ def wait_healthy(server: Served) -> None:
     raise AssertionError("not healthy again:\n" + "".join(server.lines[-30:]))
 
 
+def test_a_killed_supervisor_takes_every_process_along(tiny: Path, drafter: Path) -> None:
+    flags = [*FLAGS, "--model-path", str(tiny), "--mem-bytes", "8M", "--speculative-draft-model-path", str(drafter)]
+    with Served(flags, ends_with=-signal.SIGKILL) as served:
+        served.chat_all(work(2, 5), 2)
+        pids = {role: served.child(role) for role in ("memsvc", "draft", "target", "tokenizer", "front")}
+        os.kill(served.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while alive := [role for role, pid in pids.items() if Path(f"/proc/{pid}").exists()]:
+            assert time.monotonic() < deadline, f"{alive} outlive the supervisor"
+            time.sleep(0.05)
+
+
 @pytest.mark.parametrize("heavy", ["target", "draft"])
 def test_target_heavy_and_draft_heavy_loads_both_fill_the_one_pool(tiny: Path, tmp_path: Path, heavy: str) -> None:
     # A drafter of one layer holds a third of the target's bytes per token, one of six layers twice as much.

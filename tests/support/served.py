@@ -43,6 +43,8 @@ class Served:
     flags: Sequence[str]
     module: str = "launch"
     env: dict[str, str] = field(default_factory=dict)
+    ends_with: int = 0
+    """Exit status at the end of the block."""
     url: str = ""
     start_s: float = 0.0
     lines: list[str] = field(default_factory=list)
@@ -116,7 +118,7 @@ class Served:
         status = self.stop()
         self._client.close()
         if exc_type is None:
-            assert status == 0, f"exit status {status}:\n" + "".join(self.lines[-40:])
+            assert status == self.ends_with, f"exit status {status}:\n" + "".join(self.lines[-40:])
 
     def get(self, path: str) -> Any:
         """JSON of a GET."""

@@ -86,7 +86,9 @@ def test_tokens_ruled_out_before_never_come_back() -> None:
         assert set(kept_by(logits, **params)) <= {3, 400}
 
 
-@pytest.mark.parametrize("params", [{"min_p": 0.5}, {"top_p": 0.5}, {"top_k": 2}, {"top_k": 2, "top_p": 0.5, "min_p": 0.5}])
+@pytest.mark.parametrize(
+    "params", [{"min_p": 0.5}, {"top_p": 0.5}, {"top_k": 2}, {"top_k": 2, "top_p": 0.5, "min_p": 0.5}]
+)
 @pytest.mark.parametrize("values", [[np.nan] * 4, [np.inf, np.inf, 1.0, np.nan], [-np.inf] * 4])
 def test_something_stays_even_of_logits_that_are_no_numbers(params: dict[str, Any], values: list[float]) -> None:
     scaled = np.array(values, dtype=np.float32)

@@ -58,6 +58,8 @@ def test_every_process_can_read_its_config(tmp_path: Path, monkeypatch: pytest.M
             assert b"secret" not in data
             assert (spec.env.get(API_KEY_ENV) == "secret") == (role == "front")
             assert bool(spec.pass_fds) == (role == "front")
+        assert "speculation=dflash block=4" in ready_line(run)
+        assert ready_line(run, without=("draft",)).endswith("speculation=off")
     target = msgspec.json.decode((run.run_dir / "target.json").read_bytes(), type=TargetConfig)
     assert (target.draft, target.num_draft_tokens, target.target_layer_ids) == (True, 3, (1, 14, 27))
     assert target.max_step_rows * run.models.feature_row_bytes == run.plan.exchange_bytes
