@@ -69,7 +69,8 @@ def _union_names(union: Any) -> str:
 
 
 def _messages(module: ModuleType) -> list[type[msgspec.Struct]]:
-    classes = [value for value in vars(module).values() if inspect.isclass(value)]
+    # A union of one message is that class under a second name.
+    classes = dict.fromkeys(value for value in vars(module).values() if inspect.isclass(value))
     return [
         value
         for value in classes

@@ -61,7 +61,7 @@ class LaunchConfig:
     run_dir: str = ""
     """Directory of sockets and configs; empty makes a fresh one. Removed at the end."""
     spec_trace: int = 0
-    """1 prints a line with host times per step, 2 with device times."""
+    """1 or 2 log a line of host times per step (device times need a CUDA device). 0 = off."""
     simulate_accept_length: float = 0.0
     """Load tests: force this mean accept length, the target's own token included. 0 = off."""
     log_level: str = "INFO"

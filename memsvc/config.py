@@ -15,7 +15,14 @@ from memsvc.wire.mem import KindSpec
 
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _CLI_PAGE_SIZE = 16
+COMMANDS = ("serve", "stats", "check", "snapshot")
+"""First words of the command line; left out, it is serve."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+USAGE = """\
+python -m memsvc [serve] --run-dir DIR --arena-bytes BYTES --kind NAME:BYTES:TOKENS [option ...]
+       python -m memsvc [serve] --config FILE [option ...]
+       python -m memsvc stats|check|snapshot --run-dir DIR [--json] [--timeout S]"""
 
 EPILOG = """\
 looking into a running service:
@@ -47,7 +54,9 @@ class MemConfig:
 
 
 def parse_config(argv: Sequence[str]) -> MemConfig:
-    """The config that a command line asks for. Raises ValueError, or exits as argparse does."""
+    """The config that a command line without its first word asks for. Raises ValueError, or exits as argparse does."""
+    if argv and not argv[0].startswith("-"):
+        raise ValueError(f"no command {argv[0]!r}, there are {', '.join(COMMANDS)}")
     given = vars(make_parser().parse_args(argv))
     file = given.pop("config", None)
     base = read_config(file) if file else None
@@ -85,6 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
     """All flags; those that are not given do not appear in the result."""
     parser = argparse.ArgumentParser(
         prog="python -m memsvc",
+        usage=USAGE,
         description="Memory service for LLM serving: one pool for every byte that serving needs per token or request.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -10,20 +10,29 @@ from typing import Any
 import msgspec
 
 from memsvc.client import AdminClient
+from memsvc.config import COMMANDS as ALL_COMMANDS
 from memsvc.errors import MemoryServiceError
 from memsvc.wire.admin import CheckReport, SnapshotReport, Stats
+from memsvc.wire.links import MEM_ADMIN
 
-COMMANDS = ("stats", "check", "snapshot")
+COMMANDS = tuple(command for command in ALL_COMMANDS if command != "serve")
 
 
 def inspect(argv: Sequence[str]) -> int:
-    """Run one command and print its answer. 0 = fine, 1 = check found something, 2 = no answer."""
+    """Run one command and print its answer.
+
+    0 = fine, 1 = check found something, 2 = no service runs there, or it does not answer.
+    """
     parser = argparse.ArgumentParser(prog="python -m memsvc", description=__doc__)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--run-dir", required=True, type=Path, metavar="DIR", help="directory of the service's sockets")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds to wait (default 30)")
     arguments = parser.parse_args(argv)
+    missing = _missing(arguments.run_dir)
+    if missing:
+        print(f"python -m memsvc {arguments.command}: {missing}", file=sys.stderr)
+        return 2
     try:
         with AdminClient(arguments.run_dir, timeout_s=arguments.timeout) as admin:
             ask = {"stats": admin.get_stats, "check": admin.check, "snapshot": admin.snapshot}
@@ -33,6 +42,14 @@ def inspect(argv: Sequence[str]) -> int:
         return 2
     print(json.dumps(as_dict(answer), indent=1) if arguments.json else as_text(answer))
     return 1 if isinstance(answer, CheckReport) and answer.problems else 0
+
+
+def _missing(run_dir: Path) -> str:
+    """What is not there, as a sentence: a ZMQ socket would wait for it in silence. Empty if all is there."""
+    if not run_dir.is_dir():
+        return f"run directory {run_dir} does not exist"
+    socket = Path(MEM_ADMIN.endpoint(run_dir).removeprefix("ipc://"))
+    return "" if socket.exists() else f"no memory service runs in {run_dir}: {socket.name} is missing"
 
 
 def as_dict(value: Any) -> Any:

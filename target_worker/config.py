@@ -38,7 +38,7 @@ class TargetConfig:
     num_threads: int = 0
     """Torch threads. 0 = torch's own choice."""
     spec_trace: int = 0
-    """1 prints a line with host times per step, 2 with device times."""
+    """1 or 2 log a line of host times per step (device times need a CUDA device). 0 = off."""
     log_level: str = "INFO"
     """Level of the process log."""
 

@@ -1,4 +1,4 @@
-"""--spec-trace: where the time of a step goes, one line a step, microseconds."""
+"""--spec-trace: where the host's time of a step goes, one line a step, microseconds."""
 
 import logging
 import time
@@ -39,9 +39,9 @@ class StepTrace:
         if not self._level:
             return
         fwd, head, select = (drafted.fwd_us, drafted.head_us, drafted.select_us) if drafted else (0.0, 0.0, 0.0)
-        spans = {name: round(self._spans.get(name, 0.0)) for name in ("draft", "verify", "accept", "mem")}
+        spans = {name: round(self._spans.get(name, 0.0)) for name in ("draft", "verify", "accept")}
         logger.info(
-            "[spec-phase] n=%d ctx=%d fwd=%d head=%d select=%d draft=%d verify=%d accept=%d mem=%d",
+            "[spec-phase] n=%d ctx=%d fwd=%d head=%d select=%d draft=%d verify=%d accept=%d",
             self._num, self._ctx, fwd, head, select,
-            spans["draft"], spans["verify"], spans["accept"], spans["mem"],
+            spans["draft"], spans["verify"], spans["accept"],
         )  # fmt: skip

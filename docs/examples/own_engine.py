@@ -1,7 +1,7 @@
 """A made-up engine that keeps its KV in memsvc, through the client alone.
 
-A token's "KV" is its id, written into its slot. The order of calls is what this shows: register, map,
-open, reserve, commit, close; and that the second request finds the first one's pages.
+A token's "KV" is its id, written into its slot. This shows the order of calls (register, map, open, reserve, commit,
+close), and that the second request finds the first one's pages. Run: .venv/bin/python docs/examples/own_engine.py
 """
 
 import mmap

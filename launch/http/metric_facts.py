@@ -97,7 +97,7 @@ def memory_facts(stats: Stats, config: FrontConfig) -> Iterator[Fact]:
     yield _counter("memsvc_opens", "Requests opened", stats.num_opens)
     closes = [({"reason": reason}, float(num)) for reason, num in stats.num_closes.items()]
     yield Fact("memsvc_closes", "Requests closed", closes, True)
-    yield _counter("memsvc_no_room", "Reservations and opens that did not fit", stats.num_no_room)
+    yield _counter("memsvc_no_room", "Reservations that did not fit", stats.num_no_room)
     yield _counter("memsvc_too_large", "Requests that can never fit", stats.num_too_large)
     yield _counter("memsvc_steps", "Steps handled", stats.num_steps)
     yield _counter("memsvc_step_seconds", "Time spent in handling steps", stats.step_seconds)

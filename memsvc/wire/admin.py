@@ -86,7 +86,7 @@ class Stats(Msg, frozen=True):
     kinds: list[KindStats]
     num_reqs: int
     elder: int
-    """rid of the request that is never retracted; 0 if none runs."""
+    """rid of the oldest running request, which is never retracted for another one's sake; 0 if none runs."""
     num_clients: int
     hit_tokens: int
     queried_tokens: int

@@ -117,8 +117,8 @@ class ResetDraft(Msg, frozen=True):
 class Step(Msg, frozen=True):
     """One scheduler step: commit, reset_draft, close, reserve, open, in that order, None = nothing.
 
-    num is consecutive from 1 within an epoch. A repeated num gets the same reply again; a gap is a
-    BadRequest. done_step is the num of the newest Step whose grants no running kernel can still
+    num is consecutive from 1 within an epoch. One of the last four nums gets the same reply again; an
+    older one and a gap are a BadRequest. done_step is the num of the newest Step whose grants no running kernel can still
     use: the num whose forward, on every rank and in the draft, has ended. Pages freed by Step s
     leave limbo when done_step >= s.
     """
@@ -160,8 +160,9 @@ class TooLarge(Msg, frozen=True):
 class NoRoom(Msg, frozen=True):
     """Not now. Page vectors by kind: what was asked, what is free or evictable, what limbo holds.
 
-    victims: requests of this client to retract, in this order, for the reservation to fit. Empty
-    if waiting for limbo, quarantine or another engine is enough.
+    victims: requests of this client to retract, in this order, for the reservation to fit: the least
+    important first, among equals the newest. Empty if waiting for limbo, quarantine or another engine
+    is enough.
     """
 
     needs: list[int]
@@ -203,7 +204,11 @@ class Stepped(Msg, frozen=True):
 
 
 class Fenced(Msg, frozen=True):
-    """The epoch is over: another registration took the place, or the lease ran out."""
+    """The epoch is over, and nothing was changed.
+
+    Another registration took the place, the client left, its process ended, a request that was asked
+    back was kept past retract_ms, or the lease of a client with pid 0 ran out.
+    """
 
     epoch: Epoch
 

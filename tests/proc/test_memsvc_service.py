@@ -267,11 +267,18 @@ def test_the_admin_commands_print_tables_and_json(run_dir: Path):
     child.communicate(b"", timeout=20)
 
 
-def test_asking_where_nobody_serves_fails_with_a_sentence(tmp_path: Path):
-    command = [sys.executable, "-m", "memsvc", "stats", "--run-dir", str(tmp_path), "--timeout", "0.05"]
+@pytest.mark.parametrize("missing", [".", "nowhere"])
+def test_asking_where_nobody_serves_fails_with_a_sentence(tmp_path: Path, missing: str):
+    command = [sys.executable, "-m", "memsvc", "stats", "--run-dir", str(tmp_path / missing)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("python -m memsvc stats: no reply to GetStats")
+    assert ended.stderr.startswith("python -m memsvc stats: no memory service runs in ")
+
+
+def test_a_mistyped_command_is_told_the_ones_there_are():
+    ended = subprocess.run([sys.executable, "-m", "memsvc", "stat"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "serve, stats, check, snapshot" in ended.stderr
 
 
 def test_the_example_runs_and_its_second_request_hits(tmp_path: Path):
