@@ -267,12 +267,12 @@ def test_the_admin_commands_print_tables_and_json(run_dir: Path):
     child.communicate(b"", timeout=20)
 
 
-@pytest.mark.parametrize("missing", [".", "nowhere"])
-def test_asking_where_nobody_serves_fails_with_a_sentence(tmp_path: Path, missing: str):
-    command = [sys.executable, "-m", "memsvc", "stats", "--run-dir", str(tmp_path / missing)]
+@pytest.mark.parametrize(("place", "sentence"), [(".", "no memory service runs in "), ("nowhere", "run directory ")])
+def test_asking_where_nobody_serves_fails_with_a_sentence(tmp_path: Path, place: str, sentence: str):
+    command = [sys.executable, "-m", "memsvc", "stats", "--run-dir", str(tmp_path / place)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("python -m memsvc stats: no memory service runs in ")
+    assert ended.stderr.startswith(f"python -m memsvc stats: {sentence}")
 
 
 def test_a_mistyped_command_is_told_the_ones_there_are():
