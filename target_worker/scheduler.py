@@ -24,6 +24,8 @@ IDLE_POLL_S = 0.5
 """Longest sleep without work; leases are renewed and a returning draft is noticed at this pace."""
 MAX_OPEN_TOKENS = 1 << 20
 """Tokens of requests opened by one Step, so that the message stays a quarter of what a link takes."""
+BLOCKED_STEPS = 16
+"""After a refused open, the next is tried this many steps later if nothing has closed until then."""
 PRESSURE_POLL_S = 0.002
 """Pause before asking again when memory must come from limbo, quarantine or another engine."""
 
@@ -80,7 +82,8 @@ class Scheduler:
             return
         self._is_settled = False
         plan, following = self._plan, self._planner.after(self._plan, self._running.values())
-        self._mem.begin(self._slots(plan, following), self._next_opens(), self._closes())
+        closes = self._closes()
+        self._mem.begin(self._slots(plan, following), self._next_opens(bool(closes)), closes)
         self._compute(plan)
         stepped = self._finish()
         self._retract([self._running[rid] for rid in stepped.retract if rid in self._running], following)
@@ -150,10 +153,14 @@ class Scheduler:
     def _slots(self, plan: StepPlan, following: StepPlan) -> list[tuple[Req, int]]:
         return [(req, self._planner.slots_needed(req, plan, following)) for req in following.reqs()]
 
-    def _next_opens(self) -> list[Req]:
+    def _next_opens(self, room_comes: bool) -> list[Req]:
         free = self._config.max_running_requests - self._mem.num_open
-        # While memsvc has no room for the first one, the others' tokens need not travel each step.
-        return self._waiting.first(min(free, 1) if self._is_full else free, MAX_OPEN_TOKENS)
+        if not self._is_full:
+            return self._waiting.first(free, MAX_OPEN_TOKENS)
+        # A refused open costs memsvc a search each time, so ask when something closes, and now and then.
+        if not room_comes and self._running and self.counters.num_steps % BLOCKED_STEPS:
+            return []
+        return self._waiting.first(min(free, 1), MAX_OPEN_TOKENS)
 
     def _closes(self) -> list[tuple[Req, str]]:
         # Features of the last rows go to the draft first, so that the next turn finds its context.
@@ -178,7 +185,8 @@ class Scheduler:
             self._text.fail(req.rid, "too_large", _too_large_text(req, answer))
         for req in self._mem.not_opened(stepped):
             self._waiting.push(req)
-        self._is_full = stepped.open_no_room is not None
+        if stepped.open_no_room is not None or stepped.opened:
+            self._is_full = stepped.open_no_room is not None
         return stepped
 
     def _forget(self, req: Req) -> None:

@@ -45,8 +45,9 @@ class Growth:
     def _grant(self, growth: Growing, ahead: Pages, out: Outcome) -> None:
         """More places in all tables of each request. `ahead` fits and covers them."""
         grow = out.grow
+        everyone = [req for req, more in growth for _ in range(more)]
         for kind in self._store.kinds.token:
-            takers = [req for req, more in growth if kind in req.token_kinds for _ in range(more)]
+            takers = [req for req in everyone if kind in req.token_kinds]
             pages, owner = self._store.take(kind, len(takers), ahead), self._store.pool.owner[kind]
             for req, page in zip(takers, pages, strict=True):
                 table = req.tables[kind]

@@ -88,7 +88,7 @@ class Lifecycle:
         for client in [c for c in self._sessions.clients.values() if not c.pid and c.lease_until <= now]:
             self.exited(client.epoch)
             ended = True
-        for req in [req for req in self._pressure.flagged.values() if req.retract_at <= now]:
+        for req in [req for req in self._pressure.wanted_back() if req.retract_at <= now]:
             client = req.engine.clients.get("target")
             if client is not None and req.engine.reqs.get(req.rid) is req:
                 self.fence(client, f"kept rid {req.rid} past the retract deadline")
@@ -98,4 +98,4 @@ class Lifecycle:
     def next_due(self) -> float:
         """When expire() has something to do; infinity if never."""
         leases = [client.lease_until for client in self._sessions.clients.values() if not client.pid]
-        return min([*leases, *(req.retract_at for req in self._pressure.flagged.values())], default=float("inf"))
+        return min([*leases, *(req.retract_at for req in self._pressure.wanted_back())], default=float("inf"))

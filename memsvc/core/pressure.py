@@ -82,6 +82,13 @@ class Pressure:
         self.flagged: dict[int, Req] = {}
         """Requests that their engine was asked to retract for another one's sake, by uid."""
 
+    def wanted_back(self) -> list[Req]:
+        """The flagged requests; one that has become the elder since may stay."""
+        elder = self._running.elder
+        if elder is not None and self.flagged.pop(elder.uid, None):
+            elder.retract_at = 0.0
+        return list(self.flagged.values())
+
     def resolve(self, client: Client, growth: Growing, retract_at: float) -> NoRoom:
         """Say what to wait for or whom to retract; flags requests of other engines with the deadline retract_at."""
         needs = [sum(column) for column in zip(*(self._ledger.needs(*row) for row in growth), strict=True)]
@@ -89,7 +96,7 @@ class Pressure:
         waiting_on = self._wait(rehearsal, growth)
         if waiting_on:
             return self._ledger.no_room(needs, [], waiting_on)
-        closed = [req for req in self.flagged.values() if req is not self._running.elder]
+        closed = self.wanted_back()
         for req in closed:
             rehearsal.close(req)
         if closed and self._fits(rehearsal, growth, closed):

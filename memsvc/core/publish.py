@@ -47,12 +47,8 @@ class Publisher:
 
     def _publish(self, client: Client, req: Req, full: int, remap: Columns) -> None:
         """Put target pages [num_published, full) into the tree and lock them."""
-        step, node = self._store.tree.page_bytes, req.node
+        step = self._store.tree.page_bytes
         tokens = bytes(req.tokens[req.num_published * step : full * step])
-        if node.lock_ref == 1 and not node.children:
-            # we alone hold it and nothing follows it, so nobody has published our next page
-            self._publish_new(req, tokens, full)
-            return
         position = 0
         while position < len(tokens):
             child = req.node.children.get(tokens[position : position + step])
@@ -68,40 +64,29 @@ class Publisher:
 
     def _publish_new(self, req: Req, tokens: bytes, full: int) -> None:
         """Nobody has published these pages: they go to the end of our node, or below it if it is shared."""
-        node, tree, first = req.node, self._store.tree, req.num_published
-        kinds = req.token_kinds if req.aux_whole and self._draft_keeps_up(req, full) else req.token_kinds[:1]
-        columns = [self._give(req, kind, first, full) for kind in kinds]
-        if len(columns) > 1:
-            req.root.num_aux += (full - first) * len(req.aux)
-            req.aux_published = full
+        node, tree = req.node, self._store.tree
+        pages = req.tables[req.primary][req.num_published : full]
+        self.give(req.primary, pages)
         if node.lock_ref == 1 and not node.children:
-            tree.extend(node, tokens, columns)
+            tree.extend(node, tokens, [pages])
         else:
-            req.node = tree.append(node, tokens, columns)
+            req.node = tree.append(node, tokens, [pages])
             req.node.lock_ref, req.node.priority = 1, req.priority
             req.node.last_access = self._store.now
         req.num_published = full
 
-    def _draft_keeps_up(self, req: Req, full: int) -> bool:
-        """Whether all draft pages can be attached with the target's; _attach() sorts out the other cases."""
-        return (
-            req.aux_published == req.num_published and req.draft_len >= full * self._page_size and self._same_draft(req)
-        )
-
-    def _same_draft(self, req: Req) -> bool:
+    def same_draft(self, req: Req) -> bool:
         """Whether the namespace holds draft pages of the model that our draft is; an empty one does."""
         root = req.root
         if not root.num_aux:
             root.aux_label = req.aux_label
         return root.aux_label == req.aux_label
 
-    def _give(self, req: Req, kind: int, first: int, full: int) -> list[int]:
-        """Our private pages [first, full) of a kind, now pages of the tree that we hold."""
-        pages, pool = req.tables[kind][first:full], self._store.pool
-        pool.publish(kind, pages)
-        if kind != req.primary:
-            pool.hold(kind, pages)
-        return pages
+    def give(self, kind: int, pages: list[int]) -> None:
+        """Private pages become pages of the tree that the request holds which had them."""
+        self._store.pool.publish(kind, pages)
+        if kind != self._kinds.primary:
+            self._store.pool.hold(kind, pages)
 
     def _publish_duplicates(self, client: Client, req: Req, child: Node, remap: Columns) -> None:
         """The whole of child, right below our node, holds what our next pages hold."""
@@ -130,7 +115,7 @@ class Publisher:
         """Put valid draft pages [aux_published, full) where the tree has none, or a duplicate."""
         low = max(req.aux_published, -(-req.draft_valid_from // self._page_size))
         req.aux_published = full
-        if not self._same_draft(req):
+        if not self.same_draft(req):
             return
         node = req.node
         while full > low:
@@ -161,7 +146,8 @@ class Publisher:
                 pool.drop(kind, [theirs])
             else:
                 req.root.num_aux += 1
-            column[index - start] = self._give(req, kind, index, index + 1)[0]
+            column[index - start] = ours
+            self.give(kind, [ours])
 
     # --- giving up ---
 

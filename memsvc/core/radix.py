@@ -149,7 +149,7 @@ class RadixTree:
         self.num_nodes += 1
         return child
 
-    def extend(self, node: Node, key: bytes, columns: list[list[int]]) -> None:
+    def extend(self, node: Node, key: bytes | bytearray, columns: list[list[int]]) -> None:
         """Put pages after the end of a node without children, into the node itself."""
         node.key += key
         self.num_pages += len(columns[0])

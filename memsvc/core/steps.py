@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from memsvc.core.commit import Committer
 from memsvc.core.config import PoolConfig
 from memsvc.core.growth import Growth
 from memsvc.core.ledger import Ledger
@@ -13,7 +14,7 @@ from memsvc.core.publish import Publisher
 from memsvc.core.reqs import Req, Running
 from memsvc.core.sessions import Client
 from memsvc.core.store import PageStore
-from memsvc.core.validate import CommitRow, check_step
+from memsvc.core.validate import check_step
 from memsvc.wire.base import ReqId
 from memsvc.wire.mem import Close, NoRoom, OpenReq, ResetDraft, Step, Stepped
 
@@ -37,6 +38,7 @@ class Steps:
         self._growth = Growth(config, store, ledger, running, pressure)
         self.opening = Opening(config, store, ledger, running)
         self._publisher = Publisher(store)
+        self._committer = Committer(store, self._publisher)
         self.num_steps = 0
         self.num_no_room = 0
         self.num_closes: Counter[str] = Counter()
@@ -49,7 +51,7 @@ class Steps:
         release_done(self._store.pool, client)
         self._ledger.refused.pop(client.engine.name, None)
         out = Outcome()
-        self._commit(client, commits, out)
+        self._committer.commit(client, commits, out.remap)
         if step.reset_draft:
             self._reset_draft(client, step.reset_draft)
         for part in step.closes:
@@ -63,13 +65,6 @@ class Steps:
         if out.no_room is None:
             self._open(client, step.opens, out)
         return self._reply(client, step, out)
-
-    def _commit(self, client: Client, rows: list[CommitRow], out: Outcome) -> None:
-        for req, target_len, draft_len, tokens in rows:
-            req.tokens += tokens
-            req.target_len, req.draft_len = target_len, draft_len
-            if target_len >= req.next_full or draft_len >= req.next_aux_full:
-                self._publisher.advance(client, req, out.remap)
 
     def _reset_draft(self, client: Client, part: ResetDraft) -> None:
         for rid in part.rids:
@@ -106,18 +101,11 @@ class Steps:
     def _reply(self, client: Client, step: Step, out: Outcome) -> Stepped:
         pool = self._store.pool
         to_clear, pool.to_clear = pool.to_clear, []
-        reply = out.reply(step.num, to_clear, self._flagged(client), self._config.retract_ms)
+        retract: list[ReqId] = []
+        if self._pressure.flagged:
+            retract = [req.rid for req in self._pressure.wanted_back() if req.engine is client.engine]
+        reply = out.reply(step.num, to_clear, retract, self._config.retract_ms)
         self.num_steps += 1
         self.num_no_room += out.no_room is not None
         client.replies.append(reply)
         return reply
-
-    def _flagged(self, client: Client) -> list[ReqId]:
-        """Requests of this client that memsvc wants back. One that has become the elder may stay."""
-        flagged = self._pressure.flagged
-        if not flagged:
-            return []
-        elder = self._running.elder
-        if elder is not None and flagged.pop(elder.uid, None):
-            elder.retract_at = 0.0
-        return [req.rid for req in flagged.values() if req.engine is client.engine]

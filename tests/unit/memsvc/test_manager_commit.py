@@ -1,11 +1,9 @@
 """Commit and close: publishing, duplicates, tombstones, windows, draft resets, limbo."""
 
-import pytest
-
 from memsvc.core.manager import MemoryManager
 from memsvc.wire.admin import GetStats, KindStats, Match, Matched, Stats
-from memsvc.wire.base import BadRequest, ReqId, pack_tokens
-from memsvc.wire.mem import Close, Commit, Opened, Reserve, ResetDraft
+from memsvc.wire.base import ReqId, pack_tokens
+from memsvc.wire.mem import Close, Commit, Opened
 from tests.support.mem_builders import DRAFT, TARGET, Engine, check, make_commit, make_manager, windowed
 
 TEXT = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -128,6 +126,19 @@ def test_draft_pages_that_start_before_valid_from_are_never_attached() -> None:
     check(engine.manager)
 
 
+def test_the_page_in_which_a_draft_was_reset_is_not_attached_either() -> None:
+    engine = Engine(make_manager(40))
+    engine.open(1, TEXT)
+    engine.reserve(1, 8)
+    engine.commit(1, 2)
+    engine.commit(1, 3)
+    engine.reset_draft(1)
+    engine.commit(1, 4)
+    engine.commit(1, 8)
+    assert valid_from(engine, 2, [*TEXT, 9]) == 4
+    check(engine.manager)
+
+
 def test_reset_draft_replaces_the_tail_in_the_same_reply() -> None:
     engine = Engine(make_manager(40))
     engine.open(1, TEXT)
@@ -233,58 +244,3 @@ def test_answers_of_one_conversation_are_found_by_the_next_turn() -> None:
     engine.close(1)
     turn = [*TEXT, 20, 21, 22, 23, 24, 30]
     assert engine.open(2, turn).opened[0].prefix_len == 12  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("commit", "text"),
-    [
-        (make_commit(2, 1, 1, []), "rid 2 is not open"),
-        (make_commit(1, 9, 9, []), "to 9, 9 with 8 + 0 tokens known"),
-        (make_commit(1, 9, 9, [1]), "8 slots"),
-        (make_commit(1, 3, 3, []), "from target 4, draft 4 to 3, 3"),
-        (make_commit(1, 6, 3, []), "to 6, 3"),
-        (make_commit(1, 6, 7, []), "to 6, 7"),
-        (make_commit(1, 6, 6, [0] * 99), "8 + 99 tokens known of at most 20"),
-        (Commit([ReqId(1)], [6], [6], [b"abc"]), "8 + 0.75 tokens"),
-        (Commit([ReqId(1)] * 2, [6] * 2, [6] * 2, [b""] * 2), "repeated rids"),
-        (Commit([ReqId(1)], [6], [], [b""]), "unequal length"),
-    ],
-)
-def test_a_wrong_commit_changes_nothing_and_says_what_is_wrong(commit: Commit, text: str) -> None:
-    engine = Engine(make_manager(40))
-    engine.open(1, TEXT)
-    engine.reserve(1, 8)
-    engine.commit(1, 4)
-    before = engine.manager.handle_admin(GetStats())
-    reply = engine.send(commit=commit, reserve=Reserve([ReqId(1)], [8]))
-    assert isinstance(reply, BadRequest)
-    assert text in reply.reason
-    after = engine.manager.handle_admin(GetStats())
-    assert isinstance(before, Stats)
-    assert isinstance(after, Stats)
-    assert before.kinds == after.kinds
-    engine.commit(1, 8)
-
-
-@pytest.mark.parametrize(
-    ("parts", "text"),
-    [
-        ({"closes": [Close([ReqId(7)])]}, "close: rid 7 is not open"),
-        ({"closes": [Close([ReqId(1)]), Close([ReqId(1)])]}, "close: rids repeat"),
-        ({"closes": [Close([ReqId(1)], "bored")]}, "reason 'bored'"),
-        ({"reset_draft": ResetDraft([ReqId(7)])}, "reset_draft: rid 7 is not open"),
-        ({"reserve": Reserve([ReqId(1)], [1, 2])}, "1 rids, 1 different, 2 nums"),
-        ({"reserve": Reserve([ReqId(7)], [1])}, "reserve: rid 7 is not open"),
-        ({"reserve": Reserve([ReqId(1)], [-1])}, "at least 0"),
-        ({"reserve": Reserve([ReqId(1)], [21])}, "up to 21, its limit is 20 (prompt + max_new + 4)"),
-        ({"reserve": Reserve([ReqId(1)], [2]), "closes": [Close([ReqId(1)])]}, "reserve: rids {1} are closed"),
-        ({"done_step": 2}, "done_step 2 of step 2"),
-    ],
-)
-def test_a_wrong_step_is_refused_whole(parts: dict, text: str) -> None:
-    engine = Engine(make_manager(40))
-    engine.open(1, TEXT)
-    reply = engine.send(**parts)
-    assert isinstance(reply, BadRequest)
-    assert text in reply.reason
-    engine.close(1)

@@ -96,6 +96,24 @@ def test_draft_pages_of_another_draft_model_are_not_used() -> None:
     check(manager)
 
 
+def test_a_namespace_takes_draft_pages_of_one_draft_model_only() -> None:
+    manager = make_manager(40)
+    engine = Engine(manager, kinds=("target_kv",))
+    draft = Engine(manager, role="draft", kinds=("draft_kv",), fingerprint="draft 1")
+    engine.run(1, TEXT)
+    draft.fingerprint = "draft 2"
+    draft.register()
+    engine.open(2, [9] * 8)
+    engine.reserve(2, 8)
+    for length in (2, 4, 8):
+        engine.commit(2, length)
+    draft.fingerprint = "draft 1"
+    draft.register()
+    assert opened(engine.open(3, [9] * 9)).draft_valid_from == 8
+    assert opened(engine.open(4, [*TEXT, 9])).draft_valid_from == 0
+    check(manager)
+
+
 def test_an_engine_without_a_draft_holds_no_draft_pages() -> None:
     engine = Engine(make_manager(), kinds=("target_kv",))
     engine.open(1, TEXT)
