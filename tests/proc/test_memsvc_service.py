@@ -276,7 +276,9 @@ def test_asking_where_nobody_serves_fails_with_a_sentence(tmp_path: Path, place:
 
 
 def test_a_mistyped_command_is_told_the_ones_there_are():
-    ended = subprocess.run([sys.executable, "-m", "memsvc", "stat"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-m", "memsvc", "stat"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert ended.returncode == 2
     assert "serve, stats, check, snapshot" in ended.stderr
 
