@@ -34,6 +34,7 @@ class Edge:
         try:
             self._check_head(scope)
             self._check_key(scope)
+            _check_origin(scope)
             await self._app(scope, receive, exchange.send)
         except ApiError as error:
             await exchange.fail(error)
@@ -57,6 +58,14 @@ class Edge:
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
         if not hmac.compare_digest(given, self._expected):
             raise ApiError(401, "missing or wrong API key, send 'Authorization: Bearer KEY'")
+
+
+def _check_origin(scope: Scope) -> None:
+    """Browsers say on whose page a request was made. Another site's page must not drive a server on this machine."""
+    headers = Headers(scope=scope)
+    origin = headers.get("origin")
+    if origin is not None and scope["method"] != "GET" and origin.partition("://")[2] != headers.get("host"):
+        raise ApiError(403, f"requests of pages of {origin[:200]!r} are not served, only those of this server's own")
 
 
 class _Exchange:

@@ -201,6 +201,14 @@ def test_a_form_of_another_site_is_refused(front: RunningFront) -> None:
         assert "application/json" in error_of(response)["message"]
 
 
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
+def test_a_page_of_another_site_cannot_post(front: RunningFront, origin: str) -> None:
+    for path, body in (("/flush_cache", b""), ("/v1/chat/completions", b'{"messages": []}')):
+        reply = front.client.post(path, content=body, headers={"Origin": origin, "Content-Type": ""})
+        assert reply.status_code == 403
+        assert reply.json()["error"]["code"] == 403
+
+
 def test_request_id_is_echoed_or_made(front: RunningFront) -> None:
     assert front.client.get("/v1/models", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     assert front.client.get("/nowhere", headers={"x-request-id": "abc-2"}).headers["x-request-id"] == "abc-2"
