@@ -48,7 +48,9 @@ def test_a_client_that_hangs_up_ends_its_request(front: RunningFront, stream: bo
     assert {front.engine.expect(Abort).rid, front.engine.expect(Abort).rid} == {first.rid, second.rid}
     # Its place is free again, and what still comes for it hurts nobody.
     front.engine.say(second.rid, "late")
-    assert front.engine.expect(Abort).rid == second.rid
+    # The text before the end may have come after it too, and is then answered in the same way.
+    while (rid := front.engine.expect(Abort).rid) != second.rid:
+        assert (rid, after_text, stream) == (first.rid, True, False)
     front.engine.finish(second.rid, "late")
     response = front.post(CHAT, messages=HELLO, n=3)
     for submit in [front.engine.expect(Submit) for _ in range(3)]:
