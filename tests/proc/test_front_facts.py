@@ -65,6 +65,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFront]:
     facts: dict[str, Any] = {"plan": PLAN, "block_size": 3, "draft_model_path": "/models/draft"}
     with running_front(tmp_path_factory.mktemp("front"), **facts) as running:
         running.engine.stats(**TARGET_STATS)
+        running.wait_for_metric("memsvc_generation_tokens_total", TARGET_STATS["generated_tokens"])
         yield running
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -47,6 +48,12 @@ class RunningFront:
         """Sum of a metric's samples."""
         lines = self.client.get("/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{re.escape(name)}[{{ ]", line))
+
+    def wait_for_metric(self, name: str, value: float) -> None:
+        """Until the front has read what makes the metric that value; AssertionError after ten seconds."""
+        deadline = time.monotonic() + 10
+        while (found := self.metric(name)) != value:
+            assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
 
     def stream(self, path: str, **body: Any) -> "Events":
         """POST with stream: true."""
