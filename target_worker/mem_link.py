@@ -5,9 +5,9 @@ from memsvc.device.page_table import PageTables
 from memsvc.registration import StepParts
 from memsvc.wire.base import PageId, ReqId, pack_tokens
 from memsvc.wire.mem import Close, Commit, Layout, Opened, OpenReq, Reserve, ResetDraft, Stepped, TooLarge
+from target_worker.model.config import TARGET_KV
 from target_worker.req import Phase, Req
 
-TARGET_KV = "target_kv"
 DRAFT_KV = "draft_kv"
 
 

@@ -20,7 +20,7 @@ class Req:
                    [num_published, num_pages)    private
     Draft pages:   [0, aux_low)                  0: released, or never there
                    [aux_low, num_pages)          private, or in the tree with one lock count of ours
-                   places in `missing`           0 for now: lost by reset_draft, to be replaced
+                   places in `missing`           0 until then: lost by reset_draft, to be replaced
     """
 
     __slots__ = (
