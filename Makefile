@@ -5,6 +5,7 @@
 #   make test       unit, process and end-to-end tests on the CPU   (ARGS="-k radix")
 #   make test-gpu   the tests that need a CUDA device
 #   make check      lint, format, types, import contracts, spelling, repository rules
+#   make compile    build memsvc.core as a C extension; the others do it when its files have changed
 #   make bench      micro-benchmarks of the memory service, one JSON line each
 #   make docs       write docs/protocol.md and docs/files.md anew from the docstrings
 
@@ -12,15 +13,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+COMPILED := $(VENV)/.core-compiled
 ARGS ?=
+# Run a second time, with the allocator as plain Python, unless ARGS says what to run.
+INTERPRETED_TESTS := tests/unit/memsvc tests/unit/target_worker/test_scheduler.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-gpu check bench docs
+.PHONY: help setup compile serve test test-gpu check bench docs
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-setup: $(STAMP)
+setup: $(COMPILED)
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) found; Python 3.11 or newer is needed" >&2; exit 1; }
@@ -30,20 +34,30 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo "error: '$(PYTHON) -m venv' failed; on Debian and Ubuntu it is in the package python3-venv" >&2; \
 		rm -rf $(VENV); exit 1; }
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,lint]'
+	MEMSVC_INTERPRETED=1 $(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,lint,compile]'
 	@touch $@
 
-serve: $(STAMP)
+compile: $(COMPILED)
+
+# From scratch each time: what an earlier build left must never pass for a build of these files.
+$(COMPILED): setup.py $(wildcard memsvc/core/*.py) | $(STAMP)
+	@rm -rf build memsvc/core/*.so memsvc/core__mypyc*.so
+	@echo "compiling memsvc.core (about a minute)"
+	@$(BIN)/python -W ignore setup.py --quiet build_ext --inplace
+	@touch $@
+
+serve: $(COMPILED)
 	@exec $(BIN)/python -m launch $(ARGS)
 
-test: $(STAMP)
+test: $(COMPILED)
 	$(BIN)/python -m pytest $(ARGS)
+	$(if $(ARGS),,MEMSVC_INTERPRETED=1 HYPOTHESIS_PROFILE=dev $(BIN)/python -m pytest -q $(INTERPRETED_TESTS))
 
 # pytest ends with 5 if nothing was selected, which is what happens as long as no test is marked gpu.
-test-gpu: $(STAMP)
+test-gpu: $(COMPILED)
 	$(BIN)/python -m pytest -m gpu tests $(ARGS) || test $$? -eq 5
 
-check: $(STAMP)
+check: $(COMPILED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -53,7 +67,7 @@ check: $(STAMP)
 	$(BIN)/python -m docs.generate_files --check
 	$(BIN)/python -m pytest -q tests/unit/test_repository.py
 
-bench: $(STAMP)
+bench: $(COMPILED)
 	$(BIN)/python -m tests.bench.rpc
 	$(BIN)/python -m tests.bench.radix
 

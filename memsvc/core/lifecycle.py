@@ -89,9 +89,9 @@ class Lifecycle:
             self.exited(client.epoch)
             ended = True
         for req in [req for req in self._pressure.wanted_back() if req.retract_at <= now]:
-            client = req.engine.clients.get("target")
-            if client is not None and req.engine.reqs.get(req.rid) is req:
-                self.fence(client, f"kept rid {req.rid} past the retract deadline")
+            target = req.engine.clients.get("target")
+            if target is not None and req.engine.reqs.get(req.rid) is req:
+                self.fence(target, f"kept rid {req.rid} past the retract deadline")
                 ended = True
         return ended
 

@@ -85,7 +85,8 @@ class Pressure:
     def wanted_back(self) -> list[Req]:
         """The flagged requests; one that has become the elder since may stay."""
         elder = self._running.elder
-        if elder is not None and self.flagged.pop(elder.uid, None):
+        if elder is not None and elder.uid in self.flagged:
+            del self.flagged[elder.uid]
             elder.retract_at = 0.0
         return list(self.flagged.values())
 

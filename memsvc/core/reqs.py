@@ -76,7 +76,7 @@ class Req:
         self.aux_label = ""
         """Whose draft pages it can share."""
         self.use(engine, kinds)
-        self.aux_whole = self.aux == kinds.aux
+        self.aux_whole = self._holds_all(kinds)
         """It has every draft page from its hit on, valid: never reset."""
         self.tables: list[list[int]] = [[] for _ in kinds.names]
         self.num_published = 0
@@ -109,6 +109,9 @@ class Req:
         self.aux_label = engine.aux_label
         self.aux = tuple(kind for kind in kinds.aux if kind in engine.kinds)
         self.token_kinds = (kinds.primary, *self.aux)
+
+    def _holds_all(self, kinds: KindTable) -> bool:
+        return self.aux == kinds.aux
 
     def settle(self, page_size: int) -> None:
         """Bring what is derived for speed up to date, after tables or published pages have changed."""
