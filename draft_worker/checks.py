@@ -1,4 +1,7 @@
-"""Whether a Propose can be carried out, decided before anything changes."""
+"""Whether a Propose can be carried out, decided before anything changes.
+
+What is wrong is told with numbers, but never with token ids: both sides log it.
+"""
 
 from dataclasses import dataclass, field
 
@@ -141,10 +144,10 @@ class ProposeCheck:
             raise ValueError(f"page id {page} is outside [{limits.first_page}, {limits.num_pages})")
 
     def _check_tokens(self, rid: ReqId, tokens: list[int]) -> None:
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self.limits.vocab_size:
-            raise ValueError(
-                f"tokens of rid {rid} lie in [{min(tokens)}, {max(tokens)}], the vocabulary has {self.limits.vocab_size}"
-            )
+        vocab_size = self.limits.vocab_size
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            num = sum(not 0 <= token < vocab_size for token in tokens)
+            raise ValueError(f"rid {rid}: {num} of {len(tokens)} tokens lie outside the vocabulary of {vocab_size}")
 
     def _writes(self) -> None:
         msg, num_rows = self.msg, self.limits.num_rows
@@ -180,10 +183,10 @@ class ProposeCheck:
             tokens = unpack_tokens(packed)
             self._check_tokens(rid, tokens)
             num_tokens, last = view.num_tokens + len(tokens), tokens[-1] if tokens else view.last_token
-            if (num_tokens - 1, last) != (position, anchor):
-                raise ValueError(
-                    f"block of rid {rid}: anchor {anchor} at {position}, its tokens end with {last} at {num_tokens - 1}"
-                )
+            if num_tokens - 1 != position:
+                raise ValueError(f"block of rid {rid}: anchor at {position}, its tokens end at {num_tokens - 1}")
+            if last != anchor:
+                raise ValueError(f"block of rid {rid}: the anchor at {position} is not the last of its tokens")
             if view.context_len != position:
                 raise ValueError(f"block of rid {rid} at {position}, its context ends at {view.context_len}")
             start = max(view.valid_from, position - limits.window + 1) if limits.window else view.valid_from

@@ -3,8 +3,10 @@
 import logging
 import math
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 import zmq
@@ -22,6 +24,7 @@ from memsvc.device.arena_map import map_arena
 from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.page_table import PageTables
 from memsvc.errors import MemoryServiceError
+from memsvc.heart import BEAT_S
 from memsvc.inbox import RouterInbox
 from memsvc.process import StopFlag
 from memsvc.transport import bind
@@ -50,10 +53,22 @@ class DraftProcess:
         self._num_drafts = config.drafts_per_block(shape)
         self._model = load_model(config, shape)
         self._load_s = time.monotonic() - started
-        self._client = MemoryClient(run_dir)
-        registered = self._register(shape)
-        self._renew_every_s = registered.lease_ms / 1000 / _RENEWALS_PER_LEASE
-        self._renew_at = time.monotonic() + self._renew_every_s
+        with ExitStack() as stack:
+            self._client = MemoryClient(run_dir)
+            stack.push(self._leave)
+            registered = self._register(shape)
+            self._renew_every_s = registered.lease_ms / 1000 / _RENEWALS_PER_LEASE
+            self._renew_at = time.monotonic() + self._renew_every_s
+            self._worker = self._make_worker(registered, shape)
+            self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+            stack.callback(self._context.destroy, linger=0)
+            self._inbox = RouterInbox(bind(self._context, SPEC, run_dir), SPEC)
+            self._opened = stack.pop_all()
+        self._target = b""
+        """Who said DraftHello last; nobody else may send a Propose."""
+
+    def _make_worker(self, registered: Registered, shape: DraftShape) -> DraftWorker:
+        config = self._config
         memory = _map_memory(registered, self._model, config.device)
         tables = PageTables(
             max_reqs=config.max_running_requests,
@@ -62,11 +77,7 @@ class DraftProcess:
             device=config.device,
         )
         requests = Requests(tables, eos_token_ids(Path(config.target_path)))
-        self._worker = DraftWorker(config, self._model, memory, requests, self._client.ack_epoch)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox = RouterInbox(bind(self._context, SPEC, run_dir), SPEC)
-        self._target = b""
-        """Who said DraftHello last; nobody else may send a Propose."""
+        return DraftWorker(config, self._model, memory, requests, self._client.ack_epoch)
 
     def _register(self, shape: DraftShape) -> Registered:
         config = self._config
@@ -84,18 +95,19 @@ class DraftProcess:
             f" threads={torch.get_num_threads()} load_s={self._load_s:.1f}",
         ]
 
-    def run(self, stop: StopFlag) -> None:
+    def run(self, stop: StopFlag, beat: Callable[[], None]) -> None:
         """Answer until stop is set. Raises FencedError or ServiceDown when the memory service gives this client up."""
         poller = zmq.Poller()
         poller.register(self._inbox.socket, zmq.POLLIN)
         poller.register(stop.fd, zmq.POLLIN)
         while not stop.is_set:
+            beat()
             left_s = self._renew_at - time.monotonic()
             if left_s <= 0:
                 self._client.renew()
                 self._renew_at = time.monotonic() + self._renew_every_s
                 continue
-            poller.poll(math.ceil(left_s * 1000))
+            poller.poll(math.ceil(min(left_s, BEAT_S) * 1000))
             received = self._inbox.recv()
             if received is not None:
                 address, msg = received
@@ -112,8 +124,10 @@ class DraftProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        self._context.destroy(linger=0)
+    def __exit__(self, *exc_info: Any) -> None:
+        self._opened.__exit__(*exc_info)
+
+    def _leave(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         if kind is not None and issubclass(kind, MemoryServiceError):
             # A service that gave this client up, or is gone, takes no leave.
             self._client.close()

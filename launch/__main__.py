@@ -17,7 +17,7 @@ from launch.run_dir import run_directory
 from launch.smollm2 import ensure_smollm2
 from launch.smollm2_fetch import FetchError
 from launch.specs import Run
-from launch.supervisor import Supervisor
+from launch.supervisor import Patience, Supervisor
 from memsvc.process import setup_logging
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,8 @@ async def _supervise(run: Run) -> int:
         else:
             logger.info("recovered, all processes serve%s", "".join(f", without {role}" for role in up.without))
 
-    supervisor = Supervisor(run.run_dir, Policy(run.roles), run.spec, on_up, READY_LIMIT_S)
+    patience = Patience(ready_s=READY_LIMIT_S, hang_s=run.config.hang_timeout_s)
+    supervisor = Supervisor(run.run_dir, Policy(run.roles), run.spec, on_up, patience)
     return await supervisor.run()
 
 

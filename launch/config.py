@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from draft_worker.config import ROUTES
+from launch.silence import LOOK_S, SILENT_LOOKS
 from memsvc.config import LOG_LEVELS
 from memsvc.core.config import EVICTION_POLICIES
 
@@ -60,6 +61,8 @@ class LaunchConfig:
     """Key that clients must send; empty lets everyone in."""
     run_dir: str = ""
     """Directory of sockets and configs; empty makes a fresh one. Removed at the end."""
+    hang_timeout_s: float = 120.0
+    """A process that gives no sign of life for so long is killed and started again. 0 = never."""
     spec_trace: int = 0
     """1 or 2 log a line of host times per step (device times need a CUDA device). 0 = off."""
     simulate_accept_length: float = 0.0
@@ -115,12 +118,18 @@ def _check_ranges(config: LaunchConfig) -> None:
         "--context-length": (config.context_len, 0, 1 << 24),
         "--threads": (config.threads, 0, 1024),
         "--port": (config.port, 0, 65535),
+        "--hang-timeout-s": (config.hang_timeout_s, 0.0, 86_400.0),
         "--spec-trace": (config.spec_trace, 0, 2),
         "--simulate-accept-length": (config.simulate_accept_length, 0.0, 1024.0),
     }
     for flag, (value, lowest, highest) in ranges.items():
         if not lowest <= value <= highest:
             raise ValueError(f"{flag} is {value}, it must be between {lowest} and {highest}")
+    if 0 < config.hang_timeout_s < SILENT_LOOKS * LOOK_S:
+        raise ValueError(
+            f"--hang-timeout-s is {config.hang_timeout_s:g}: a process counts as silent after"
+            f" {SILENT_LOOKS * LOOK_S:g} s, which is the least; 0 is never"
+        )
     if config.context_len == 1:
         raise ValueError("--context-length is 1: a prompt and an answer of one token each need 2")
     if config.block_size < 0 or config.block_size == 1:

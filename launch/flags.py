@@ -67,6 +67,8 @@ FLAGS = (
     Flag("--api-key", "api_key", f"key that clients must send; also --api-key-file or {API_KEY_ENV}",
          {"metavar": "KEY"}),
     Flag("--run-dir", "run_dir", "directory of the sockets, removed at the end", {"metavar": "DIR"}),
+    Flag("--hang-timeout-s", "hang_timeout_s", "restart a process without a sign of life for so long, 0 = never",
+         {"type": float, "metavar": "S"}),
     Flag("--spec-trace", "spec_trace", "1 or 2: a line of host times per step (device times need a CUDA device)",
          {"type": int, "metavar": "LEVEL"}),
     Flag("--simulate-accept-length", "simulate_accept_length", "load tests: force this accept length, text is noise",

@@ -41,13 +41,13 @@ def read_models(config: LaunchConfig, model_path: Path) -> Models:
     """Raises ValueError that names the folder, the key, or both numbers where the models don't fit together."""
     target = TargetShape.from_folder(model_path)
     draft = DraftShape.from_folder(config.draft_model_path) if config.draft_model_path else None
-    kinds = target_kinds(target, config.page_size, config.dtype)
+    num_drafts = _num_drafts(config, draft)
+    kinds = target_kinds(target, config.page_size, config.dtype, 1 + num_drafts)
     row_bytes = 0
     if draft is not None:
         _check_pair(target, draft)
         kinds += draft_kinds(draft, config.page_size, config.dtype)
         row_bytes = draft.feature_width * DTYPE_BYTES[target.resolve_dtype(config.dtype)]
-    num_drafts = _num_drafts(config, draft)
     if config.simulate_accept_length and not 1 <= config.simulate_accept_length <= num_drafts + 1:
         given = config.simulate_accept_length
         raise ValueError(f"--simulate-accept-length is {given}, it must be between 1 and {num_drafts + 1}")

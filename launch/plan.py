@@ -16,7 +16,9 @@ class KindPlan:
     pages_per_frame: int
     """Pages that a frame is cut into."""
     tokens_per_page: int
-    """Tokens of a page."""
+    """Tokens of a page; 0 for a page that belongs to one layer of one request."""
+    pages_per_req: int
+    """Of these latter, how many a request holds; 0 for pages of tokens."""
     window: int
     """Only the last so many tokens are kept; 0 = all."""
 
@@ -42,6 +44,6 @@ class MemoryPlan:
     kinds: tuple[KindPlan, ...]
     """Kinds of pages."""
     pool_tokens: int
-    """Tokens whose KV of every kind fits together."""
+    """Tokens whose KV of every kind fits together, beside what one request holds whatever its length."""
     lines: tuple[str, ...]
     """The same for people, a fact a line."""

@@ -77,7 +77,9 @@ def _default_bytes(smallest: int, one: int, everything: int, free: int) -> int:
 
 def _pool_tokens(layout: Layout, fixed: int) -> int:
     frames_per_page = sum(1 / kind.pages_per_frame for kind in layout.kinds if kind.tokens_per_page)
-    return int((layout.num_frames - fixed) / frames_per_page) * layout.page_size
+    # At least one request holds them, with its states and rings.
+    one = sum(-(-kind.pages_per_req // kind.pages_per_frame) for kind in layout.kinds)
+    return int(max(0, layout.num_frames - fixed - one) / frames_per_page) * layout.page_size
 
 
 def _more_lines(models: Models, arena: int, one: int) -> list[str]:
@@ -94,5 +96,6 @@ def _kind_plan(kind: KindLayout) -> KindPlan:
         stride_bytes=kind.stride_bytes,
         pages_per_frame=kind.pages_per_frame,
         tokens_per_page=kind.tokens_per_page,
+        pages_per_req=kind.pages_per_req,
         window=kind.window,
     )

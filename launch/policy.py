@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from memsvc.wire.control import PeerDown, PeerUp
+from memsvc.wire.control import PeerDown, PeerSilent, PeerUp
 
 FRONT = "front"
 
@@ -61,10 +61,17 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """End a process that hangs, as it does nothing of its own any more."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Tell the front."""
 
-    msg: PeerUp | PeerDown
+    msg: PeerUp | PeerDown | PeerSilent
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class GiveUp:
     reason: str
 
 
-Action = Spawn | Stop | Tell | AllUp | DoWithout | GiveUp
+Action = Spawn | Stop | Kill | Tell | AllUp | DoWithout | GiveUp
 
 
 class Policy:
@@ -107,6 +114,8 @@ class Policy:
         self._was_all_up = False
         self._dropped: set[str] = set()
         """Optional roles that are not started again."""
+        self._silent: set[str] = set()
+        """Roles that are up and give no sign of life."""
 
     def start(self) -> list[Action]:
         """The first actions."""
@@ -128,9 +137,11 @@ class Policy:
         """The process of role has ended. how says it for people, now is a monotonic time."""
         phase = self._phases[role]
         self._phases[role] = Phase.ABSENT
+        self._silent.discard(role)
         actions: list[Action] = []
         if phase is not Phase.STOPPING:
-            reason = self._count_failure(role, how, now)
+            # Who gave up waiting for a process that hangs has not failed, and is started when that one is back.
+            reason = "" if self._silent_needs(role) else self._count_failure(role, how, now)
             if reason and not self._rules[role].is_optional:
                 return [GiveUp(reason)]
             actions += self._gone(role)
@@ -155,14 +166,43 @@ class Policy:
         reason = f"{role}: not ready after {limit_s:g} s"
         return self._drop(role, reason) if self._rules[role].is_optional else [GiveUp(reason)]
 
+    def on_silent(self, role: str) -> list[Action]:
+        """The process of role has given no sign of life for some seconds."""
+        if self._phases[role] is not Phase.UP:
+            return []
+        self._silent.add(role)
+        return [Tell(PeerSilent(role))] if role != FRONT else []
+
+    def on_heard(self, role: str) -> list[Action]:
+        """A process that was silent gives a sign of life."""
+        if role not in self._silent:
+            return []
+        self._silent.remove(role)
+        actions: list[Action] = [Tell(PeerUp(role, self._generations[role]))] if role != FRONT else []
+        return actions + self._spawn_what_can()
+
+    def on_hang(self, role: str) -> list[Action]:
+        """The process of role has been silent for so long that it never will speak again. May be called repeatedly."""
+        if role not in self._silent or self._silent_needs(role):
+            return []
+        return [Kill(role)]
+
+    def _silent_needs(self, role: str) -> bool:
+        """Whether role may be waiting for a process that hangs."""
+        return not self._silent.isdisjoint(self._rules[role].needs)
+
     def _drop(self, role: str, reason: str) -> list[Action]:
         """Go on without an optional role."""
         self._dropped.add(role)
         actions: list[Action] = [DoWithout(role, reason)]
         if self._phases[role] in (Phase.STARTING, Phase.UP):
-            self._phases[role] = Phase.STOPPING
+            self._set_stopping(role)
             actions += [Tell(PeerDown(role)), Stop(role)]
         return actions + self._all_up()
+
+    def _set_stopping(self, role: str) -> None:
+        self._phases[role] = Phase.STOPPING
+        self._silent.discard(role)
 
     def _all_up(self) -> list[Action]:
         if any(phase is not Phase.UP for role, phase in self._phases.items() if role not in self._dropped):
@@ -174,7 +214,7 @@ class Policy:
         actions: list[Action] = [Tell(PeerDown(role))] if role != FRONT else []
         for dependent in self._rules[role].takes_down:
             if self._phases[dependent] in (Phase.STARTING, Phase.UP):
-                self._phases[dependent] = Phase.STOPPING
+                self._set_stopping(dependent)
                 actions += [Tell(PeerDown(dependent)), Stop(dependent)]
         return actions
 
@@ -195,6 +235,7 @@ class Policy:
         for role, rule in self._rules.items():
             can = self._phases[role] is Phase.ABSENT and role not in self._dropped
             can = can and all(self._phases[needed] is Phase.UP for needed in rule.needs)
+            can = can and not self._silent_needs(role)
             if can and all(self._phases[other] is Phase.ABSENT for other in rule.waits_for_end):
                 self._phases[role] = Phase.STARTING
                 self._generations[role] += 1
@@ -205,7 +246,8 @@ class Policy:
 
     def _tell_all(self) -> list[Action]:
         up = [role for role, phase in self._phases.items() if phase is Phase.UP and role != FRONT]
-        return [Tell(PeerUp(role, self._generations[role])) for role in up]
+        actions: list[Action] = [Tell(PeerUp(role, self._generations[role])) for role in up]
+        return actions + [Tell(PeerSilent(role)) for role in up if role in self._silent]
 
 
 def _within(rule: Rule, roles: tuple[str, ...]) -> Rule:

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import math
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +15,12 @@ import zmq
 import zmq.asyncio
 
 from launch.child import Child, ChildSpec, ending
-from launch.policy import FRONT, Action, AllUp, DoWithout, GiveUp, Policy, Spawn, Stop, Tell
+from launch.policy import FRONT, Action, AllUp, DoWithout, GiveUp, Kill, Policy, Spawn, Stop, Tell
+from launch.silence import LOOK_S, Silence
 from memsvc.inbox import PullInbox
 from memsvc.transport import bind, connect
 from memsvc.wire.codec import encode
-from memsvc.wire.control import Fatal, Ready, ToFront
+from memsvc.wire.control import Alive, Fatal, Ready, ToFront
 from memsvc.wire.links import ALL_LAUNCH, LAUNCH_FRONT
 
 logger = logging.getLogger(__name__)
@@ -32,17 +35,30 @@ SpecOf = Callable[[str, int], ChildSpec]
 """(role, generation) -> how to start it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long processes are waited for."""
+
+    ready_s: float
+    """From the start of a process to its Ready."""
+    hang_s: float
+    """Without a sign of life of one that serves; it is killed then. 0 = for ever."""
+    look_s: float = LOOK_S
+    """Between two looks at who gave a sign of life."""
+
+
 class Supervisor:
     """One per run. on_up is called when every process serves, at first and after a recovery."""
 
     def __init__(
-        self, run_dir: Path, policy: Policy, spec_of: SpecOf, on_up: Callable[[AllUp], None], ready_limit_s: float
+        self, run_dir: Path, policy: Policy, spec_of: SpecOf, on_up: Callable[[AllUp], None], patience: Patience
     ) -> None:
         self._run_dir = run_dir
         self._policy = policy
         self._spec_of = spec_of
         self._on_up = on_up
-        self._ready_limit_s = ready_limit_s
+        self._patience = patience
+        self._silence = Silence(math.ceil(patience.hang_s / patience.look_s))
         self._context = zmq.asyncio.Context()
         self._children: dict[str, Child] = {}
         self._ended: dict[str, asyncio.Event] = {}
@@ -58,14 +74,15 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
         listener = bind(self._context, ALL_LAUNCH, self._run_dir)
-        receiver = asyncio.create_task(self._receive(listener))
+        loops = [asyncio.create_task(self._receive(listener)), asyncio.create_task(self._watch())]
         try:
             self._do(self._policy.start())
             await self._finish.wait()
             await self._stop_all()
         finally:
-            receiver.cancel()
-            await asyncio.gather(receiver, *self._tasks, return_exceptions=True)
+            for task in loops:
+                task.cancel()
+            await asyncio.gather(*loops, *self._tasks, return_exceptions=True)
             self._context.destroy(linger=0)
         if self._reason:
             logger.critical("stopped: %s", self._reason)
@@ -89,9 +106,24 @@ class Supervisor:
                     level = logging.DEBUG if role == "memsvc" else logging.INFO
                     for line in lines:
                         logger.log(level, "%s: %s", role, line)
+                    self._silence.heard(role)
                     self._do(self._policy.on_ready(role))
                 case Fatal(role, pid, message) if self._is_current(role, pid):
                     self._do(self._policy.on_fatal(role, message))
+                case Alive(role, pid) if self._is_current(role, pid):
+                    if self._silence.heard(role):
+                        logger.info("alive again role=%s pid=%d", role, pid)
+                        self._do(self._policy.on_heard(role))
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._patience.look_s)
+            silent, hanging = self._silence.look()
+            for role in silent:
+                logger.warning("no sign of life role=%s pid=%d", role, self._children[role].pid)
+                self._do(self._policy.on_silent(role))
+            for role in hanging:
+                self._do(self._policy.on_hang(role))
 
     def _is_current(self, role: str, pid: int) -> bool:
         return role in self._children and self._children[role].pid == pid
@@ -105,6 +137,8 @@ class Supervisor:
                     self._spawn(role, generation)
                 case Stop(role):
                     self._terminate(self._children[role], RECOVERY_GRACE_S)
+                case Kill(role):
+                    self._kill_hanging(self._children[role])
                 case Tell(msg):
                     self._tell(msg)
                 case AllUp():
@@ -134,9 +168,8 @@ class Supervisor:
         self._ended[role] = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(child.fd, self._on_readable, child)
-        loop.call_later(
-            self._ready_limit_s, lambda: self._do(self._policy.on_late(role, generation, self._ready_limit_s))
-        )
+        limit_s = self._patience.ready_s
+        loop.call_later(limit_s, lambda: self._do(self._policy.on_late(role, generation, limit_s)))
 
     def _on_readable(self, child: Child) -> None:
         asyncio.get_running_loop().remove_reader(child.fd)
@@ -153,10 +186,17 @@ class Supervisor:
             # Its Fatal says more than its status, and may not have been read yet.
             await asyncio.sleep(LAST_WORDS_S)
         del self._children[child.role]
+        self._silence.end(child.role)
         self._ended[child.role].set()
         self._do(self._policy.on_end(child.role, how, time.monotonic()))
 
+    def _kill_hanging(self, child: Child) -> None:
+        logger.error("hangs role=%s pid=%d: killing it", child.role, child.pid)
+        self._silence.end(child.role)
+        child.kill()
+
     def _terminate(self, child: Child, grace_s: float) -> None:
+        self._silence.end(child.role)
         child.terminate()
         asyncio.get_running_loop().call_later(grace_s, self._kill, child, grace_s)
 

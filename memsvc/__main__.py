@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import zmq
 from memsvc.arena import Arena, check_room
 from memsvc.config import MemConfig, parse_config
 from memsvc.core.manager import MemoryManager
+from memsvc.heart import BEAT_S, Heart
 from memsvc.inspect import COMMANDS, inspect
-from memsvc.process import StopFlag, announce, die_with_parent, install_sigterm, setup_logging
-from memsvc.server import ManagerBug, serve
+from memsvc.process import StopFlag, announce, die_with_parent, install_sigterm, refuse, setup_logging
+from memsvc.server import Manager, ManagerBug, serve
 from memsvc.transport import arena_path, make_run_dir
-from memsvc.wire.control import Fatal, Ready
+from memsvc.wire.control import Ready
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +44,13 @@ def main(argv: list[str]) -> int:
     try:
         _run(config, run_dir, stop)
     except (ValueError, OSError, zmq.ZMQError) as error:
-        logger.error("cannot serve: %s", error)
         if config.supervised:
-            announce(run_dir, Fatal(ROLE, os.getpid(), str(error)))
+            return refuse(ROLE, run_dir, error)
+        logger.error("cannot serve: %s", error)
         return 1
-    except ManagerBug:
-        logger.critical("bug in the memory manager", exc_info=True)
+    except ManagerBug as bug:
+        # Without the traceback: the texts of the errors behind it may quote tokens.
+        logger.critical("bug in the memory manager: %s", bug)
         return 1
     logger.info("stopped")
     return 0
@@ -60,11 +63,28 @@ def _run(config: MemConfig, run_dir: Path, stop: StopFlag) -> None:
     pool = replace(config.pool, fd_endpoint=str(arena_path(run_dir)))
     # A client of a service that died here earlier may still send its old epoch.
     manager = MemoryManager(pool, first_epoch=time.time_ns() // 1_000_000)
-    arena = Arena(manager.layout.arena_bytes)
-    try:
-        serve(manager, arena, run_dir, stop, lambda: _say_ready(config, run_dir, manager.plan_lines()))
-    finally:
-        arena.close()
+    with ExitStack() as stack:
+        arena = Arena(manager.layout.arena_bytes)
+        stack.callback(arena.close)
+        served: Manager = manager
+        if config.supervised:
+            served = _Beating(manager, stack.enter_context(Heart(run_dir, ROLE)))
+        serve(served, arena, run_dir, stop, lambda: _say_ready(config, run_dir, manager.plan_lines()))
+
+
+class _Beating:
+    """The manager, with a sign of life at every tick and a tick at least every BEAT_S."""
+
+    def __init__(self, manager: MemoryManager, heart: Heart) -> None:
+        self.handle = manager.handle
+        self.handle_admin = manager.handle_admin
+        self.client_exited = manager.client_exited
+        self._tick = manager.tick
+        self._heart = heart
+
+    def tick(self) -> float:
+        self._heart.beat()
+        return min(BEAT_S, self._tick())
 
 
 def _say_ready(config: MemConfig, run_dir: Path, lines: list[str]) -> None:

@@ -41,7 +41,11 @@ class _Caller:
 
     def __init__(self, link: Link, run_dir: Path, timeout_s: float, max_sends: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._rpc = Rpc(self._context, link, run_dir)
+        try:
+            self._rpc = Rpc(self._context, link, run_dir)
+        except BaseException:
+            self._context.term()
+            raise
         self._timeout_s = timeout_s
         self._max_sends = max_sends
 

@@ -1,5 +1,6 @@
 """What every process does at its edges: die with its parent, log, stop on SIGTERM, say that it serves."""
 
+import argparse
 import asyncio
 import ctypes
 import logging
@@ -7,13 +8,22 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
+import msgspec
 import zmq
 
+from memsvc.errors import MemoryServiceError
+from memsvc.heart import Heart
+from memsvc.outline import trace
 from memsvc.wire.codec import encode
 from memsvc.wire.control import Fatal, Ready
 from memsvc.wire.links import ALL_LAUNCH
+
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _ANNOUNCE_LINGER_MS = 2000
@@ -22,8 +32,9 @@ _ANNOUNCE_LINGER_MS = 2000
 def die_with_parent(parent_pid: int = 0, number: signal.Signals = signal.SIGTERM) -> None:
     """Have the kernel send that signal to this process when the thread that started it ends.
 
-    SIGKILL is for processes that may wait for a peer for long and leave nothing to tidy up. parent_pid is the parent as the caller knows it (0: the parent now). If that process is gone
-    already, this one exits at once with status 1. Raises OSError where prctl is not allowed.
+    SIGKILL is for processes that may wait for a peer for long and leave nothing to tidy up. parent_pid is
+    the parent as the caller knows it (0: the parent now). If that process is gone already, this one exits
+    at once with status 1. Raises OSError where prctl is not allowed.
     """
     expected = parent_pid or os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -105,3 +116,92 @@ def announce(run_dir: Path, msg: Ready | Fatal) -> None:
         socket.setsockopt(zmq.SNDTIMEO, _ANNOUNCE_LINGER_MS)
         socket.connect(ALL_LAUNCH.endpoint(run_dir))
         socket.send(encode(msg))
+
+
+def refuse(role: str, run_dir: Path, error: Exception) -> int:
+    """Log why this process cannot serve, tell the supervisor that a restart would not help; the exit status."""
+    logger.error("cannot serve: %s", error)
+    announce(run_dir, Fatal(role, os.getpid(), str(error)))
+    return 1
+
+
+class ProcessConfig(Protocol):
+    """What every process's config has."""
+
+    @property
+    def run_dir(self) -> str:
+        """Directory of the sockets."""
+        ...
+
+    @property
+    def log_level(self) -> str:
+        """Level of the process log."""
+        ...
+
+
+ConfigT = TypeVar("ConfigT", bound=ProcessConfig)
+
+
+class Serving(Protocol):
+    """A process that is ready to serve."""
+
+    def lines(self) -> list[str]:
+        """What an operator reads at start."""
+        ...
+
+    def run(self, stop: StopFlag, beat: Callable[[], None]) -> None:
+        """Serve until stop is set. Every turn of the loop calls beat, and long work now and then within a turn."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program(Generic[ConfigT]):
+    """`python -m PACKAGE --config FILE`, started by launch."""
+
+    package: str
+    role: str
+    config_type: type[ConfigT]
+    """FILE is its JSON."""
+    parent_signal: signal.Signals = signal.SIGTERM
+    """What this process gets when its parent ends."""
+
+    def begin(self) -> ConfigT:
+        """Parse the one flag, die with the parent, log as the config says."""
+        parser = argparse.ArgumentParser(
+            prog=f"python -m {self.package}", description=f"Serve as the {self.role} of one run; launch starts it."
+        )
+        named = f"{self.config_type.__module__}.{self.config_type.__name__}"
+        parser.add_argument("--config", required=True, type=Path, help=f"JSON of {named}")
+        config = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=self.config_type)
+        die_with_parent(number=self.parent_signal)
+        setup_logging(self.role, config.log_level)
+        return config
+
+    def main(self, make: Callable[[ConfigT], AbstractContextManager[Serving]]) -> int:
+        """Make what serves, say Ready, run it until SIGTERM; the exit status.
+
+        ValueError, OSError and ZMQError while it is made are Fatal: a restart would meet them again. A memory
+        service that gives this client up ends the process with status 1, and a restart registers anew.
+        """
+        config = self.begin()
+        stop = StopFlag()
+        install_sigterm(stop.set)
+        run_dir = Path(config.run_dir)
+        try:
+            with ExitStack() as stack:
+                try:
+                    serving = stack.enter_context(make(config))
+                except (ValueError, OSError, zmq.ZMQError) as error:
+                    return refuse(self.role, run_dir, error)
+                heart = stack.enter_context(Heart(run_dir, self.role))
+                announce(run_dir, Ready(self.role, os.getpid(), serving.lines()))
+                serving.run(stop, heart.beat)
+        except MemoryServiceError as error:
+            logger.error("the memory service gave this client up: %s", error)
+            return 1
+        except Exception as error:
+            # No traceback: the text of an error may quote what a user wrote.
+            logger.critical("bug: %s", trace(error))
+            return 1
+        logger.info("stopped")
+        return 0

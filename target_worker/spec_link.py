@@ -6,22 +6,25 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from memsvc.rpc import Rpc
-from memsvc.wire.base import WIRE_VERSION, Epoch, PageId, ReqId, unpack_tokens
-from memsvc.wire.base import pack_tokens as pack
-from memsvc.wire.spec import Drafted, DraftHello, DraftOpen, DraftReady, Propose
-from target_worker.req import FeatureRows, Req
+from memsvc.wire.base import WIRE_VERSION, BadRequest, Epoch, PageId, ReqId
+from memsvc.wire.links import MAX_MSG_BYTES
+from memsvc.wire.spec import Drafted, DraftHello, DraftReady, Propose
+from target_worker.propose import book, make_propose, open_bytes, split
+from target_worker.req import Req
 
 logger = logging.getLogger(__name__)
 
 HELLO_INTERVAL_S = 1.0
 HANG_S = 60.0
 """A draft that answers nothing for this long is killed: it might wake up and write into pages of others."""
+MAX_OPEN_BYTES = MAX_MSG_BYTES // 4
+"""Most that requests told of at once may take in a message: the rest of it, and other codings, need room too."""
 _POLL_S = 0.05
 
 
@@ -44,9 +47,11 @@ class SpecLink:
     draft is (back) up, after which every open request has to be reset and told anew.
     """
 
-    def __init__(self, rpc: Rpc, contract: DraftContract) -> None:
+    def __init__(self, rpc: Rpc, contract: DraftContract, max_open_bytes: int = MAX_OPEN_BYTES) -> None:
+        """max_open_bytes: requests to tell of that take more go out in several messages."""
         self._rpc = rpc
         self._contract = contract
+        self._max_open_bytes = max_open_bytes
         self._hello_at = 0.0
         self._hello_sent = False
         self._ready: DraftReady | None = None
@@ -54,6 +59,8 @@ class SpecLink:
         self._closes: list[ReqId] = []
         self.last: Drafted | None = None
         """Reply of the newest Propose, for its times."""
+        self.on_wait: Callable[[], None] | None = None
+        """Called again and again while a reply is waited for."""
 
     @property
     def is_up(self) -> bool:
@@ -95,7 +102,7 @@ class SpecLink:
             return False
         self._hello_sent = False
         if not isinstance(reply, DraftReady):
-            logger.error("draft refused reply=%s", reply)
+            logger.error("draft refused reply=%s", _named(reply))
             return False
         c = self._contract
         if reply.block_size != c.block_size or list(reply.target_layer_ids) != list(c.target_layer_ids):
@@ -130,17 +137,42 @@ class SpecLink:
         known = list(known)
         if self._ready is None or not (blocks or self._closes or any(req.draft.pending for req in known)):
             return {}
-        msg = self._message(blocks, known, clear, num_drafts)
+        if not self._open_ahead(known, clear):
+            return {}
+        msg = make_propose(self._closes, blocks, known, clear, num_drafts)
+        reply = self._ask(msg, known, clear)
+        if reply is None:
+            return {}
+        self.last = reply
+        return split(reply, msg)
+
+    def _open_ahead(self, known: list[Req], clear: list[PageId]) -> bool:
+        """Tell of as many requests that one more message has room for the rest of them. False if the draft was lost.
+
+        A draft that comes up is told of every request at once, with all tokens of each.
+        """
+        waiting = [req for req in known if not req.draft.is_open]
+        while sum(map(open_bytes, waiting)) > self._max_open_bytes and len(waiting) > 1:
+            num_bytes, part = 0, []
+            while len(waiting) > 1 and (not part or num_bytes + open_bytes(waiting[0]) <= self._max_open_bytes):
+                num_bytes += open_bytes(waiting[0])
+                part.append(waiting.pop(0))
+            # Features of part are written with it, so what must be zeroed before goes with the first message.
+            if self._ask(make_propose(self._closes, [], part, clear, 0), part, clear) is None:
+                return False
+        return True
+
+    def _ask(self, msg: Propose, known: list[Req], clear: list[PageId]) -> Drafted | None:
+        """The reply to a message made of known and clear, or None if the draft is lost with it."""
         self._rpc.send(msg)
         reply = self._wait()
         if not isinstance(reply, Drafted):
-            self._lost(f"reply={reply}")
-            return {}
-        self.last = reply
+            self._lost(f"reply={_named(reply)}")
+            return None
         self._closes = []
         clear.clear()
-        self._book(msg, known)
-        return self._split(reply, msg)
+        book(msg, known)
+        return reply
 
     def _wait(self) -> object:
         deadline = time.monotonic() + HANG_S
@@ -150,6 +182,8 @@ class SpecLink:
                 return reply
             if not self._is_alive():
                 return None
+            if self.on_wait is not None:
+                self.on_wait()
         assert self._ready is not None
         logger.error("draft hangs pid=%d seconds=%d: killing it", self._ready.pid, HANG_S)
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -167,62 +201,13 @@ class SpecLink:
         self._closes = []
         self._hello_at = 0.0
 
-    def _message(self, blocks: list[Req], known: list[Req], clear: list[PageId], num_drafts: int) -> Propose:
-        msg = Propose(
-            closes=self._closes,
-            opens=[_open(req) for req in known if not req.draft.is_open],
-            page_rids=[],
-            page_idxs=[],
-            page_ids=[],
-            clear_pages=list(clear),
-            write_rids=[],
-            write_starts=[],
-            write_lens=[],
-            write_rows=[],
-            num_drafts=num_drafts if blocks else 0,
-            rids=[req.rid for req in blocks],
-            anchors=[req.tokens[-1] for req in blocks],
-            anchor_pos=[req.computed_len for req in blocks],
-            new_tokens=[pack(req.tokens[req.draft.told_tokens :]) if req.draft.is_open else b"" for req in blocks],
-        )
-        for req in known:
-            if req.draft.is_open:
-                for idx in req.draft.changed:
-                    msg.page_rids.append(req.rid)
-                    msg.page_idxs.append(idx)
-                    msg.page_ids.append(req.draft.pages[idx])
-            if req.draft.pending is not None:
-                _add_write(msg, req.rid, req.draft.pending)
-        return msg
 
-    def _book(self, msg: Propose, known: list[Req]) -> None:
-        blocks = set(msg.rids)
-        for req in known:
-            draft = req.draft
-            if not draft.is_open or req.rid in blocks:
-                draft.told_tokens = len(req.tokens)
-            draft.is_open = True
-            draft.changed.clear()
-            if draft.pending is not None:
-                draft.written_len = draft.pending.start + draft.pending.num
-                draft.pending = None
-
-    @staticmethod
-    def _split(reply: Drafted, msg: Propose) -> dict[ReqId, list[int]]:
-        ids, k = unpack_tokens(reply.token_ids), msg.num_drafts
-        assert len(ids) == k * len(msg.rids), f"{len(ids)} drafts for {len(msg.rids)} blocks of {k}"
-        return {rid: ids[i * k : (i + 1) * k] for i, rid in enumerate(msg.rids)}
-
-
-def _open(req: Req) -> DraftOpen:
-    draft = req.draft
-    return DraftOpen(
-        req.rid, draft.written_len, draft.valid_from, draft.pages, req.prompt_len, pack(req.tokens), req.sampling
-    )
-
-
-def _add_write(msg: Propose, rid: ReqId, rows: FeatureRows) -> None:
-    msg.write_rids.append(rid)
-    msg.write_starts.append(rows.start)
-    msg.write_lens.append(rows.num)
-    msg.write_rows.append(rows.row)
+def _named(reply: object) -> str:
+    """What came instead of the reply that was expected, for the log, which shall hold no tokens."""
+    match reply:
+        case BadRequest(reason):
+            return f"BadRequest: {reason}"
+        case msgspec.DecodeError():
+            return f"no message: {reply}"
+        case _:
+            return type(reply).__name__

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from memsvc.outline import trace
 from memsvc.wire.base import FinishReason, ReqId, unpack_tokens
 from memsvc.wire.text import Abort, AbortAll, Failed, FrontToTok, Submit, TargetToTok, TokenPrompt, TokensOut, Usage
 from tokenizer_proc.config import TokenizerConfig
@@ -122,7 +123,7 @@ class TextService:
         if isinstance(error, ValueError):
             self.outgoing.fail(rid, "bad_request", str(error))
         else:
-            logger.error("encode failed rid=%d", rid, exc_info=error)
+            logger.error("encode failed rid=%d error=%s", rid, trace(error))
             self.outgoing.fail(rid, "internal", f"the prompt could not be encoded: {error}")
 
     def _admit(self, submit: Submit, prompt_ids: "array[int]") -> None:

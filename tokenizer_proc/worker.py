@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
 
+from memsvc.heart import BEAT_S
 from memsvc.inbox import PullInbox
 from memsvc.process import StopFlag
 from memsvc.transport import bind, connect
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 _FRONT_PER_TURN = 4
 """Messages of the front between two looks at the target: each may cost a millisecond of encoding."""
 _TARGET_PER_TURN = 64
-_TICK_MS = 1000
+_TICK_MS = int(BEAT_S * 1000)
 _CLOSE_LINGER_MS = 500
 
 
@@ -45,16 +46,22 @@ class TokenizerWorker:
     ) -> None:
         self._sockets = sockets
         self._threads = threads
+        self._encoder = encoder
         self._service = TextService(config, encoder, threads.start)
 
-    def run(self, stop: StopFlag) -> None:
-        """Serve until stop is set; then what has arrived is still handled."""
+    def lines(self) -> list[str]:
+        """What an operator reads at start."""
+        return self._encoder.lines()
+
+    def run(self, stop: StopFlag, beat: Callable[[], None]) -> None:
+        """Serve until stop is set; then what has arrived is still handled. Every turn calls beat."""
         poller = zmq.Poller()
         for readable in (self._sockets.front_in.socket, self._sockets.target_in.socket, self._threads.fd, stop.fd):
             poller.register(readable, zmq.POLLIN)
         self._service.start()
         self.turn()
         while not stop.is_set:
+            beat()
             self._wait(poller)
             self.turn()
         while self.turn():
@@ -104,8 +111,9 @@ class TokenizerWorker:
 
 
 @contextmanager
-def open_worker(config: TokenizerConfig, encoder: PromptEncoder) -> Iterator[TokenizerWorker]:
+def open_worker(config: TokenizerConfig) -> Iterator[TokenizerWorker]:
     """A worker with its sockets and threads. Raises ValueError or zmq.ZMQError if they can't be had."""
+    encoder = PromptEncoder(config)
     context = zmq.Context()
     threads = EncodeThreads(encoder.encode, config.encode_threads)
     try:

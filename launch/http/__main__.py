@@ -1,42 +1,31 @@
 """`python -m launch.http --config FILE`: the front as a process of its own."""
 
-import argparse
-import logging
 import os
 import resource
 import socket
 import sys
 from pathlib import Path
 
-import msgspec
 import uvloop
 
 from launch.http.config import API_KEY_ENV, FrontConfig
 from launch.http.listen import BACKLOG, bind_tcp
 from launch.http.serve import serve
-from memsvc.process import announce, die_with_parent, setup_logging
-from memsvc.wire.control import Fatal
+from memsvc.process import Program, refuse
 
-logger = logging.getLogger(__name__)
-
+PROGRAM = Program(package="launch.http", role="front", config_type=FrontConfig)
 _OTHER_DESCRIPTORS = 256
 """Beside the connections: sockets of the links, logs, the loop's own."""
 
 
 def main() -> int:
     """Read the config, listen, serve. 0 after SIGTERM, 1 if it can't listen."""
-    die_with_parent()
-    parser = argparse.ArgumentParser(prog="python -m launch.http", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="JSON of the front's config")
-    config = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=FrontConfig)
-    setup_logging("front", config.log_level)
+    config = PROGRAM.begin()
     api_key = os.environ.get(API_KEY_ENV, "") if config.requires_key else ""
     try:
         listener = _listener(config, api_key)
     except (OSError, ValueError) as error:
-        logger.error("cannot serve: %s", error)
-        announce(Path(config.run_dir), Fatal("front", os.getpid(), str(error)))
-        return 1
+        return refuse(PROGRAM.role, Path(config.run_dir), error)
     _allow_descriptors(config.max_connections + _OTHER_DESCRIPTORS)
     with listener:
         uvloop.run(serve(config, api_key, listener))

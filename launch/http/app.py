@@ -64,10 +64,10 @@ class Front:
         return _json(self._model(name))
 
     async def health(self, _request: Request) -> Response:
-        """GET /health: 503 with the missing processes unless a request would be served now."""
-        missing = self._engine.peers.missing
-        if missing or self._engine.is_stopping:
-            reasons = [f"{role} is not up" for role in missing] or ["the server is stopping"]
+        """GET /health: 503 with the processes that are missing or hang, unless a request would be served now."""
+        reasons = self._engine.peers.obstacles
+        if reasons or self._engine.is_stopping:
+            reasons = reasons or ["the server is stopping"]
             return _json({"status": "unavailable", "reasons": reasons}, 503)
         return _json({"status": "ok"})
 
@@ -156,7 +156,7 @@ def build_app(engine: Engine, links: Links, api_key: str) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Edge, api_key=api_key, max_head_bytes=engine.config.max_head_bytes)],
+        middleware=[Middleware(Edge, api_key=api_key, config=engine.config)],
         exception_handlers={HTTPException: _http_error},
     )
     app.router.redirect_slashes = False

@@ -9,21 +9,27 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from launch.http.config import FrontConfig
 from launch.http.errors import ApiError
+from launch.http.sites import HostCheck, check_origin
+from memsvc.outline import trace
 
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _QUIET_PATHS = ("/health", "/metrics")
 _OPEN_PATHS = ("/health",)
+_REQUEST_LINE_BYTES = len("  HTTP/1.1\r\n")
+_HEADER_LINE_BYTES = len(": \r\n")
 
 
 class Edge:
-    """ASGI middleware. api_key empty: every client is let in."""
+    """ASGI middleware. api_key empty: every client is let in, see sites.py for whom it is not."""
 
-    def __init__(self, app: ASGIApp, api_key: str, max_head_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, api_key: str, config: FrontConfig) -> None:
         self._app = app
-        self._max_head_bytes = max_head_bytes
+        self._max_head_bytes = config.max_head_bytes
+        self._hosts = HostCheck(config.host, requires_key=bool(api_key))
         self._expected = f"Bearer {api_key}".encode() if api_key else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,21 +40,22 @@ class Edge:
         try:
             self._check_head(scope)
             self._check_key(scope)
-            _check_origin(scope)
+            self._hosts.check(scope)
+            check_origin(scope)
             await self._app(scope, receive, exchange.send)
         except ApiError as error:
             await exchange.fail(error)
-        except Exception:
+        except Exception as error:
             # A bug in one request must not take the others down.
-            logger.exception("request crashed id=%s path=%s", exchange.request_id, scope["path"])
+            logger.error("request crashed id=%s path=%s error=%s", exchange.request_id, _shown(scope), trace(error))
             await exchange.fail(ApiError(500, "internal error, see the server's log"))
         finally:
             exchange.log()
 
     def _check_head(self, scope: Scope) -> None:
-        # The protocol cuts heads off that come in pieces; one that came at once is measured here.
-        size = len(scope["raw_path"]) + len(scope["query_string"])
-        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        # The protocol cuts long heads off to within a piece of what it reads; here one is measured.
+        size = len(scope["method"]) + len(scope["raw_path"]) + len(scope["query_string"]) + _REQUEST_LINE_BYTES
+        size += sum(len(name) + len(value) + _HEADER_LINE_BYTES for name, value in scope["headers"])
         if size > self._max_head_bytes:
             raise ApiError(431, f"the request head has {size} bytes, limit {self._max_head_bytes}")
 
@@ -60,12 +67,8 @@ class Edge:
             raise ApiError(401, "missing or wrong API key, send 'Authorization: Bearer KEY'")
 
 
-def _check_origin(scope: Scope) -> None:
-    """Browsers say on whose page a request was made. Another site's page must not drive a server on this machine."""
-    headers = Headers(scope=scope)
-    origin = headers.get("origin")
-    if origin is not None and scope["method"] != "GET" and origin.partition("://")[2] != headers.get("host"):
-        raise ApiError(403, f"requests of pages of {origin[:200]!r} are not served, only those of this server's own")
+def _shown(scope: Scope) -> str:
+    return scope["path"].encode("unicode_escape").decode()
 
 
 class _Exchange:
@@ -104,7 +107,7 @@ class _Exchange:
             "http id=%s method=%s path=%s status=%d ms=%d",
             self.request_id,
             self._scope["method"],
-            self._scope["path"].encode("unicode_escape").decode(),
+            _shown(self._scope),
             self._status or 499,
             round((time.monotonic() - self._started_at) * 1000),
         )

@@ -13,7 +13,7 @@ from launch.http.peers import Peers
 from launch.http.tally import Tally
 from memsvc.wire.base import FinishReason, ReqId
 from memsvc.wire.codec import encode
-from memsvc.wire.control import PeerDown, PeerUp, ToFront
+from memsvc.wire.control import PeerDown, PeerSilent, PeerUp, ToFront
 from memsvc.wire.links import MAX_MSG_BYTES
 from memsvc.wire.text import Abort, AbortAll, Accepted, EngineStats, Failed, FrontToTok, TextOut, TokToFront
 
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 # Requests in flight end with either of these two, so after a new start of one they are sent again.
 _HOLD_REQUESTS = ("tokenizer", "target")
-# A request may be what they died of.
-_COMPUTE_REQUESTS = ("memsvc", "target")
+# A request may be what they died of; the model goes by one name, since the one takes the other down.
+_MAY_DIE_OF_REQUESTS = {"memsvc": "model", "target": "model", "tokenizer": "tokenizer"}
 
 
 class TokSender(Protocol):
@@ -51,8 +51,8 @@ class Engine:
         self._tokenizer = tokenizer
         # A front that starts takes the place of one that may have left requests behind.
         self._must_resubmit = True
-        # Target or memory service have died since requests were last sent.
-        self._has_lost_compute = False
+        # What has died since requests were last sent, and may have died of them.
+        self._died: set[str] = set()
         self.is_stopping = False
         """No new calls are taken."""
 
@@ -111,10 +111,11 @@ class Engine:
                     entry.choice.prompt_tokens = prompt_tokens
             case TextOut():
                 self._on_text_out(msg)
-            case Failed(rid, kind, message):
+            case Failed(rid, kind):
                 entry = self.journal.get(rid)
                 if entry is not None:
-                    logger.info("request failed rid=%d kind=%s message=%s", rid, kind, message)
+                    # Its text is for the client alone: it may name a token of the prompt.
+                    logger.info("request failed rid=%d kind=%s", rid, kind)
                     self._fail(entry, ApiError.from_failed(msg))
 
     def on_stats(self, stats: EngineStats) -> None:
@@ -122,12 +123,12 @@ class Engine:
         self.stats = stats
 
     def on_peer(self, msg: ToFront) -> None:
-        """A process started or ended."""
+        """A process started, ended, or gives no sign of life."""
         match msg:
             case PeerUp(role, generation):
                 if self.peers.up(msg):
                     self._must_resubmit |= role in _HOLD_REQUESTS
-                    self._has_lost_compute |= role in _COMPUTE_REQUESTS
+                    self._died |= {_MAY_DIE_OF_REQUESTS[role]} if role in _MAY_DIE_OF_REQUESTS else set()
                 logger.info("peer up role=%s generation=%d missing=%s", role, generation, self.peers.missing)
                 if self._must_resubmit and not self.peers.missing:
                     self._resubmit()
@@ -140,25 +141,30 @@ class Engine:
                         # The next one must not be given what this one did not read: it will be sent again.
                         self._tokenizer.reopen()
                 logger.info("peer down role=%s requests=%d", role, len(self.journal))
+            case PeerSilent(role):
+                self.peers.silent(role)
+                logger.warning("peer silent role=%s requests=%d", role, len(self.journal))
 
     def _resubmit(self) -> None:
         self._must_resubmit = False
         self._tokenizer.send(AbortAll())
-        if self._has_lost_compute:
-            self._has_lost_compute = False
-            self._fail_suspects()
+        for died in sorted(self._died):
+            self._fail_suspects(died)
+        self._died.clear()
         entries = self.journal.renumber()
         for entry in entries:
             self._send(entry)
         logger.info("serving requests_sent=%d", len(entries))
 
-    def _fail_suspects(self) -> None:
+    def _fail_suspects(self, died: str) -> None:
         for entry in self.journal:
-            if entry.is_suspect_after_death() and entry.call.error is None:
-                logger.error("request not sent again rid=%d deaths=%d tokens=%d", entry.rid, MAX_DEATHS,
+            if entry.is_suspect_after_death(died) and entry.call.error is None:
+                logger.error("request not sent again rid=%d died=%s deaths=%d tokens=%d", entry.rid, died, MAX_DEATHS,
                              len(entry.tokens) // 4)  # fmt: skip
                 error = ApiError(
-                    500, f"internal error: the model process died {MAX_DEATHS} times while it worked on this request"
+                    500,
+                    f"internal error: the {died} process died {MAX_DEATHS} times while it worked on this request",
+                    may_retry=False,
                 )
                 # A sibling would bring the same prompt back.
                 for sibling in self.journal.of_call(entry.call):

@@ -37,8 +37,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """Ends a request with an HTTP status and a message for the client."""
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    def __init__(self, status: int, message: str, param: str | None = None, *, may_retry: bool = True) -> None:
+        """may_retry False tells the client that the same request would meet the same end."""
         super().__init__(message)
+        self.may_retry = may_retry
         self.status = status
         self.message = message
         self.param = param
@@ -51,6 +53,9 @@ class ApiError(Exception):
     @property
     def headers(self) -> list[tuple[str, str]]:
         """Headers that go with the status."""
+        if not self.may_retry:
+            # OpenAI's clients send a request that was answered 500 again by themselves, unless this says no.
+            return [("x-should-retry", "false")]
         match self.status:
             case 401:
                 return [("www-authenticate", "Bearer")]

@@ -11,11 +11,27 @@ from memsvc.wire.text import Sampling, Submit
 _BITS_PER_GENERATION = 40
 
 MAX_DEATHS = 2
-"""Deaths of target or memory service, without a new token of the request in between, after which it is not sent again.
+"""Deaths of one kind of process, without a new token of the request in between, after which it is not sent again.
 
-One fewer than the supervisor allows in a minute (launch/policy.py), so a request that kills the target fails alone
-and does not end the server. New tokens set the count back: a request that moves on is not what it dies of.
+One fewer than the supervisor allows in a minute (launch/policy.py), so a request that kills a process fails alone
+and does not end the server. New tokens set the count back: a request that moves on is not what it dies of. That a
+tokenizer has encoded the prompt does not: it may die of the first token.
 """
+
+
+@dataclass(slots=True)
+class Deaths:
+    """Deaths of one kind of process while a request was in flight."""
+
+    num: int = 0
+    num_bytes: int = 0
+    """Length of the request's tokens at the last one."""
+
+    def count(self, num_bytes: int) -> bool:
+        """One more, with so many bytes of tokens; True once there were MAX_DEATHS without a token between them."""
+        self.num = self.num + 1 if num_bytes == self.num_bytes else 1
+        self.num_bytes = num_bytes
+        return self.num >= MAX_DEATHS
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -31,19 +47,12 @@ class Entry:
     num_prompt_bytes: int = 0
     is_sent: bool = False
     """Whether a process that dies can have had it."""
-    num_deaths: int = 0
-    num_bytes_at_death: int = 0
-    """Length of tokens when num_deaths was last counted."""
+    deaths: dict[str, Deaths] = field(default_factory=dict)
+    """By what died: "model" or "tokenizer"."""
 
-    def is_suspect_after_death(self) -> bool:
-        """Count a death of target or memory service; True once there were MAX_DEATHS without a token between them."""
-        if not self.is_sent:
-            return False
-        if len(self.tokens) > self.num_bytes_at_death:
-            self.num_deaths = 0
-        self.num_deaths += 1
-        self.num_bytes_at_death = len(self.tokens)
-        return self.num_deaths >= MAX_DEATHS
+    def is_suspect_after_death(self, of: str) -> bool:
+        """Count a death; True once this request may well be what they die of, see MAX_DEATHS."""
+        return self.is_sent and self.deaths.setdefault(of, Deaths()).count(len(self.tokens))
 
     def submit(self) -> Submit:
         """The message that starts the request, or takes it up where it stopped."""

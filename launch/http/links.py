@@ -10,6 +10,7 @@ import zmq
 import zmq.asyncio
 
 from memsvc.inbox import PullInbox
+from memsvc.outline import trace
 from memsvc.rpc import AsyncRpc
 from memsvc.transport import bind, connect
 from memsvc.wire.admin import Check, Flush, GetStats
@@ -93,6 +94,6 @@ async def _pump(name: str, socket: zmq.asyncio.Socket, inbox: PullInbox, handler
             continue
         try:
             handler(msg)
-        except Exception:
+        except Exception as error:
             # Our own bug, and the other requests have no part in it.
-            logger.exception("handler failed link=%s message=%s", name, type(msg).__name__)
+            logger.error("handler failed link=%s message=%s error=%s", name, type(msg).__name__, trace(error))

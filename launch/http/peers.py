@@ -9,12 +9,14 @@ class Peers:
     def __init__(self, needs: tuple[str, ...]) -> None:
         self._needs = needs
         self._up: set[str] = set()
+        self._silent: set[str] = set()
         self.generations: dict[str, int] = {}
         """Newest known generation by role."""
 
     def up(self, msg: PeerUp) -> bool:
         """Note a start; True if this generation was not known before."""
         self._up.add(msg.role)
+        self._silent.discard(msg.role)
         is_new = self.generations.get(msg.role) != msg.generation
         self.generations[msg.role] = msg.generation
         return is_new
@@ -22,6 +24,11 @@ class Peers:
     def down(self, role: str) -> None:
         """Note that role is gone."""
         self._up.discard(role)
+        self._silent.discard(role)
+
+    def silent(self, role: str) -> None:
+        """Note that role gives no sign of life."""
+        self._silent.add(role)
 
     def is_up(self, role: str) -> bool:
         """Whether role serves."""
@@ -35,3 +42,11 @@ class Peers:
     def missing(self) -> list[str]:
         """Needed roles that do not serve."""
         return [role for role in self._needs if role not in self._up]
+
+    @property
+    def obstacles(self) -> list[str]:
+        """Why a request would not be served now, for people; empty if it would."""
+        # A draft that is down is done without, but one that hangs keeps every request waiting.
+        return [f"{role} is not up" for role in self.missing] + [
+            f"{role} gives no sign of life" for role in sorted(self._silent)
+        ]

@@ -13,6 +13,9 @@ from launch.http.errors import ApiError
 HEAD_TIMEOUT_S = 30.0
 """A connection on which a request head, the first or a later one, is not complete after so long is closed."""
 
+PIECE_BYTES = 4096
+"""What is parsed at once, and by how much a head may pass the limit here; edge.py measures it to the byte."""
+
 
 def limited_protocol(config: FrontConfig) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn's `http` setting that enforces the limits of the config."""
@@ -46,6 +49,14 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().eof_received()
 
     def data_received(self, data: bytes) -> None:
+        # In pieces: a head that arrives as a whole is complete, and counted no more, when the parser returns.
+        for start in range(0, len(data), PIECE_BYTES):
+            if self.transport.is_closing():
+                return
+            self.piece_received(data[start : start + PIECE_BYTES])
+
+    def piece_received(self, data: bytes) -> None:
+        """Parse a piece; a head that goes on behind it and is too long already is refused."""
         # Heads and bodies reset the count, so what is left of it is a head that is not complete.
         self.num_head_bytes += len(data)
         # Also for blank lines, which begin no message but stop uvicorn's keep-alive timer.

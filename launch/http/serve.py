@@ -19,6 +19,7 @@ from launch.http.links import Links
 from launch.http.listen import url_of
 from launch.http.protocol import limited_protocol
 from launch.http.tally import Tally
+from memsvc.heart import BEAT_S, Heart
 from memsvc.process import announce, install_sigterm
 from memsvc.wire.control import Ready
 from memsvc.wire.links import LAUNCH_FRONT, TARGET_FRONT, TOK_FRONT
@@ -48,7 +49,7 @@ async def serve(config: FrontConfig, api_key: str, listener: socket.socket) -> N
         stop = asyncio.Event()
         install_sigterm(stop.set)
         tasks = [
-            asyncio.create_task(_say_ready(run_dir, engine, server, url_of(listener))),
+            asyncio.create_task(_live(run_dir, engine, server, url_of(listener))),
             asyncio.create_task(_drain_then_stop(stop, engine, server)),
         ]
         try:
@@ -59,10 +60,15 @@ async def serve(config: FrontConfig, api_key: str, listener: socket.socket) -> N
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _say_ready(run_dir: Path, engine: Engine, server: uvicorn.Server, url: str) -> None:
+async def _live(run_dir: Path, engine: Engine, server: uvicorn.Server, url: str) -> None:
+    """Say Ready, then give signs of life, from the loop that serves."""
     while not (server.started and engine.is_serving):
         await asyncio.sleep(_POLL_S)
     await asyncio.to_thread(announce, run_dir, Ready("front", os.getpid(), [f"url={url}"]))
+    with Heart(run_dir, "front") as heart:
+        while True:
+            heart.beat()
+            await asyncio.sleep(BEAT_S)
 
 
 async def _drain_then_stop(stop: asyncio.Event, engine: Engine, server: uvicorn.Server) -> None:

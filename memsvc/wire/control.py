@@ -19,6 +19,13 @@ class Fatal(Msg, frozen=True):
     message: str
 
 
+class Alive(Msg, frozen=True):
+    """The loop of the process goes round: about once a second from Ready on, and during long work as it moves on."""
+
+    role: str
+    pid: int
+
+
 class PeerUp(Msg, frozen=True):
     """role serves. generation counts its starts; after a change requests in flight must be sent again."""
 
@@ -27,10 +34,16 @@ class PeerUp(Msg, frozen=True):
 
 
 class PeerDown(Msg, frozen=True):
-    """role is gone; PeerUp follows, or the server stops."""
+    """role is gone. PeerUp follows, or the server stops; without the draft, which is optional, it may go on for good."""
 
     role: str
 
 
-ToLaunch = Ready | Fatal
-ToFront = PeerUp | PeerDown
+class PeerSilent(Msg, frozen=True):
+    """role runs but gives no sign of life. PeerUp with the same generation follows when it does, else PeerDown."""
+
+    role: str
+
+
+ToLaunch = Ready | Fatal | Alive
+ToFront = PeerUp | PeerDown | PeerSilent

@@ -32,7 +32,9 @@ def connect(front: RunningFront) -> socket.socket:
 def post_raw(front: RunningFront, **body: Any) -> socket.socket:
     data = msgspec.json.encode({"messages": HELLO, **body})
     raw = connect(front)
-    raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
+    raw.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+    )
     return raw
 
 
@@ -73,7 +75,7 @@ def test_a_finished_answer_is_not_aborted(front: RunningFront) -> None:
 
 def test_a_client_that_hangs_up_in_its_body_leaves_nothing(front: RunningFront) -> None:
     raw = connect(front)
-    raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n{")
+    raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500\r\n\r\n{")
     raw.close()
     assert front.client.get("/v1/models").status_code == 200
     assert not front.engine.has_message()

@@ -209,6 +209,18 @@ def test_a_page_of_another_site_cannot_post(front: RunningFront, origin: str) ->
         assert reply.json()["error"]["code"] == 403
 
 
+def test_a_page_whose_name_resolves_to_this_machine_cannot_even_get(front: RunningFront) -> None:
+    headers = {"Host": "evil.example:30000", "Origin": "http://evil.example:30000"}
+    for method, path in (("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/health"), ("GET", "/check"),
+                         ("HEAD", "/health"), ("OPTIONS", CHAT), ("POST", CHAT), ("POST", "/flush_cache")):  # fmt: skip
+        reply = front.client.request(method, path, headers=headers)
+        assert reply.status_code == 403
+        if method != "HEAD":
+            assert "evil.example:30000" in error_of(reply)["message"]
+    port = front.client.base_url.port
+    assert front.client.get("/v1/models", headers={"Host": f"localhost:{port}"}).status_code == 200
+
+
 def test_request_id_is_echoed_or_made(front: RunningFront) -> None:
     assert front.client.get("/v1/models", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     assert front.client.get("/nowhere", headers={"x-request-id": "abc-2"}).headers["x-request-id"] == "abc-2"
@@ -226,5 +238,7 @@ def test_every_route_but_health_asks_for_the_key(tmp_path_factory: pytest.TempPa
                 assert error_of(response)["type"] == "authentication_error"
                 assert response.status_code == 401
             wrong = {"authorization": "Bearer sesame2"}
+            # A proxy may pass the name on under which it was asked.
+            assert front.client.get("/v1/models", headers={"Host": "llm.example"}).status_code == 200
             assert stranger.get("/v1/models", headers=wrong).status_code == 401
         assert front.client.get("/v1/models").status_code == 200

@@ -19,7 +19,15 @@ PLAN = MemoryPlan(
     num_frames=103,
     exchange_bytes=6000,
     kinds=(
-        KindPlan(name="target_kv", page_bytes=1000, stride_bytes=1000, pages_per_frame=3, tokens_per_page=16, window=0),
+        KindPlan(
+            name="target_kv",
+            page_bytes=1000,
+            stride_bytes=1000,
+            pages_per_frame=3,
+            tokens_per_page=16,
+            pages_per_req=0,
+            window=0,
+        ),
     ),
     pool_tokens=3200,
     lines=("arena 309000 bytes",),

@@ -32,10 +32,12 @@ def test_a_stream_goes_on_without_a_seam_after_a_restart(front: RunningFront, ro
     front.engine.accept(first)
     front.engine.say(first.rid, "one two ", [1, 2])
     assert text_of([events.next(), events.next()]) == "one two "
+    if role == "tokenizer":
+        front.engine.kill_tokenizer()
     front.engine.peer_down(role)
     assert wait_health(front, 503)["reasons"] == [f"{role} is not up"]
     if role == "tokenizer":
-        front.engine.restart_tokenizer()
+        front.engine.start_tokenizer()
     front.engine.peer_up(role)
     front.engine.expect(AbortAll)
     second = front.engine.expect(Submit)
@@ -67,6 +69,32 @@ def test_output_between_death_and_restart_is_not_lost(front: RunningFront) -> No
     assert unpack_tokens(second.resumed) == [4, 5, 6]
     front.engine.finish(second.rid, "text")
     assert response.result().json()["choices"][0]["message"]["content"] == "late but whole text"
+
+
+@pytest.mark.parametrize("role", ["memsvc", "target", "tokenizer", "draft"])
+def test_health_names_a_process_that_hangs_and_streams_go_on_when_it_does(front: RunningFront, role: str) -> None:
+    if role == "draft":
+        front.engine.peer_up("draft")
+    events = front.stream(CHAT, messages=HELLO, max_tokens=9)
+    submit = front.engine.expect(Submit)
+    front.engine.peer_silent(role)
+    assert wait_health(front, 503)["reasons"] == [f"{role} gives no sign of life"]
+    front.engine.peer_heard(role)
+    assert wait_health(front, 200) == {"status": "ok"}
+    front.engine.finish(submit.rid, "done")
+    assert text_of(events.rest()) == "done"
+    assert not front.engine.has_message()
+
+
+def test_the_death_of_a_process_that_hangs_ends_its_silence(front: RunningFront) -> None:
+    front.engine.peer_silent("target")
+    wait_health(front, 503)
+    front.engine.peer_down("target")
+    while wait_health(front, 503)["reasons"] != ["target is not up"]:
+        pass
+    front.engine.peer_up("target")
+    front.engine.expect(AbortAll)
+    wait_health(front, 200)
 
 
 def test_requests_that_come_while_a_process_is_down_are_held(front: RunningFront) -> None:

@@ -20,7 +20,7 @@ from memsvc.errors import FencedError, MemoryServiceError, ServiceDown
 from memsvc.registration import StepParts
 from memsvc.server import ManagerBug
 from memsvc.transport import connect
-from memsvc.wire.base import WIRE_VERSION, BadRequest, ReqId
+from memsvc.wire.base import WIRE_VERSION, BadRequest, ReqId, pack_tokens
 from memsvc.wire.codec import decoder, encode
 from memsvc.wire.links import MAX_MSG_BYTES, MEM, MEM_ADMIN, Link
 from memsvc.wire.mem import Fenced, OpenReq, Register, Registered, Renew, Reserve, Step, Stepped
@@ -289,7 +289,24 @@ def test_a_bug_of_the_manager_ends_the_loop_and_names_the_message(tmp_path: Path
         (error,) = server.error
         assert isinstance(error, ManagerBug)
         assert "engine='bug'" in str(error)
+        assert "AssertionError: planted" in str(error)
+        assert "fake_manager.py:" in str(error)
         assert isinstance(error.__cause__, AssertionError)
+
+
+def test_the_text_of_a_bug_holds_no_tokens(tmp_path: Path, manager: FakeManager):
+    tokens = pack_tokens([1_234_567_890, 5])
+    with serving(manager, tmp_path) as server, MemoryClient(tmp_path, timeout_s=0.2, max_sends=1) as client:
+        join(client)
+        manager.replies = None  # type: ignore[assignment]
+        with pytest.raises(ServiceDown):
+            client.step(StepParts(opens=[OpenReq(ReqId(77), tokens, 1, "tenant", 0)]))
+        server.join()
+        (error,) = server.error
+        assert isinstance(error, ManagerBug)
+        assert "rid=77, tokens=<8 bytes>" in str(error)
+        assert "tenant" not in str(error)
+        assert "TypeError at " in str(error)
 
 
 def test_a_second_service_in_the_directory_is_refused_and_the_files_go_with_the_first(tmp_path: Path):

@@ -33,12 +33,12 @@ from memsvc.client import MemoryClient
 from memsvc.registration import StepParts
 from memsvc.wire.base import ReqId, pack_tokens
 from memsvc.wire.mem import OpenReq, Reserve
-client = MemoryClient(Path(sys.argv[1]))
-client.register(sys.argv[2], "target", ["target_kv", "draft_kv"], "m")
-client.step(StepParts(opens=[OpenReq(ReqId(1), pack_tokens(list(range(9))), 4)]))
-client.step(StepParts(reserve=Reserve([ReqId(1)], [9])))
-print("open", flush=True)
-sys.stdin.read()
+with MemoryClient(Path(sys.argv[1])) as client:
+    client.register(sys.argv[2], "target", ["target_kv", "draft_kv"], "m")
+    client.step(StepParts(opens=[OpenReq(ReqId(1), pack_tokens(list(range(9))), 4)]))
+    client.step(StepParts(reserve=Reserve([ReqId(1)], [9])))
+    print("open", flush=True)
+    sys.stdin.read()
 """
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 ROOT = Path(__file__).parents[2]
 ALL = ("memsvc", "draft", "target", "tokenizer", "front")
@@ -196,6 +197,78 @@ def test_a_process_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
         status, errors = launch.end()
         assert status == 1
         assert "memsvc: not ready after 0.5 s" in errors.splitlines()[-1]
+
+
+HANG = ("--look", "0.3", "--hang-timeout", "4.5")
+"""Silent after three seconds, killed after four and a half."""
+
+
+@pytest.mark.parametrize("role", ["target", "draft", "tokenizer", "front"])
+def test_a_stopped_process_is_told_to_the_front_then_killed_and_replaced(tmp_path: Path, role: str) -> None:
+    with launched(tmp_path, *ALL, *HANG) as launch:
+        launch.expect_line("all up first")
+        kept = {other: launch.pid(other) for other in ALL if other != role}
+        os.kill(launch.pid(role), signal.SIGSTOP)
+        launch.expect_line("all up again")
+        assert {other: launch.pid(other) for other in kept} == kept
+        if role != "front":
+            wait_for(lambda: f"front PeerUp {role} 2" in launch.events())
+            told = [event for event in launch.events() if event.startswith("front Peer") and f" {role}" in event]
+            changes = ["PeerUp {} 1", "PeerSilent {}", "PeerDown {}", "PeerUp {} 2"]
+            assert told == [f"front {change.format(role)}" for change in changes]
+        launch.process.terminate()
+        status, errors = launch.end()
+        assert status == 0
+        assert errors.count("ERROR") == errors.count(f"hangs role={role}") == 1
+
+
+def test_a_stopped_memory_service_takes_its_workers_along_as_a_dead_one_does(tmp_path: Path) -> None:
+    with launched(tmp_path, *ALL, *HANG) as launch:
+        launch.expect_line("all up first")
+        kept = {role: launch.pid(role) for role in ("tokenizer", "front")}
+        # A worker that waits for the memory service is silent as well, and not to blame.
+        os.kill(launch.pid("target"), signal.SIGSTOP)
+        os.kill(launch.pid("memsvc"), signal.SIGSTOP)
+        launch.expect_line("all up again")
+        assert {role: launch.pid(role) for role in kept} == kept
+        launch.process.terminate()
+        status, errors = launch.end()
+        assert status == 0
+        assert "hangs role=memsvc" in errors
+        assert "hangs role=target" not in errors
+
+
+def test_a_process_whose_loop_is_stuck_hangs_though_it_runs(tmp_path: Path) -> None:
+    with launched(tmp_path, "memsvc", "target=stuck:1", "tokenizer", "front", *HANG) as launch:
+        launch.expect_line("all up first")
+        launch.expect_line("all up again")
+        assert launch.events().count("target start") == 2
+
+
+def test_a_process_that_goes_on_after_a_while_is_left_alone(tmp_path: Path) -> None:
+    with launched(tmp_path, *ALL, "--look", "0.3", "--hang-timeout", "600") as launch:
+        launch.expect_line("all up first")
+        pid = launch.pid("target")
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: "front PeerSilent target" in launch.events())
+        os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: launch.events()[-1] == "front PeerUp target 1")
+        assert launch.pid("target") == pid
+        launch.process.terminate()
+        assert launch.end()[0] == 0
+
+
+def test_a_supervisor_that_was_stopped_itself_blames_nobody(tmp_path: Path) -> None:
+    with launched(tmp_path, *ALL, "--look", "0.3", "--hang-timeout", "3") as launch:
+        launch.expect_line("all up first")
+        launch.process.send_signal(signal.SIGSTOP)
+        # As long as any process would have been killed for; then it looks before it has read what waits.
+        time.sleep(4)
+        launch.process.send_signal(signal.SIGCONT)
+        launch.process.terminate()
+        status, errors = launch.end()
+        assert status == 0
+        assert "no sign of life" not in errors
 
 
 def test_killing_the_supervisor_leaves_no_orphans(tmp_path: Path) -> None:

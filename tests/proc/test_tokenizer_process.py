@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from memsvc.transport import bind, connect, make_run_dir
 from memsvc.wire.base import FinishReason, ReqId, pack_tokens, unpack_tokens
 from memsvc.wire.codec import decoder, encode
-from memsvc.wire.control import Fatal, Ready
+from memsvc.wire.control import Alive, Fatal, Ready
 from memsvc.wire.links import ALL_LAUNCH, FRONT_TOK, MAX_MSG_BYTES, TARGET_TOK, TOK_FRONT, TOK_TARGET, Link
 from memsvc.wire.text import (
     Abort,
@@ -72,7 +72,9 @@ class Neighbours:
         return decoder(link.there).decode(socket.recv())
 
     def said_at_start(self) -> Ready | Fatal:
-        return self.read(self.launch, ALL_LAUNCH)
+        while isinstance(msg := self.read(self.launch, ALL_LAUNCH), Alive):
+            pass  # a process that was killed has left some
+        return msg
 
     def serve(self) -> subprocess.Popen[bytes]:
         """Start a process; it serves when this returns."""

@@ -1,8 +1,8 @@
 """A tiny process in the place of a real one: `python -m tests.support.fake_child ROLE RUN_DIR [BEHAVIOUR]`.
 
 It appends what happens to RUN_DIR/events ("ROLE ready PID", "ROLE stopped", "front PeerUp target 2")
-and serves until SIGTERM. BEHAVIOUR: crash (ends at once), fatal (says Fatal), deaf (ignores SIGTERM),
-mute (never says Ready).
+and serves until SIGTERM, with signs of life. BEHAVIOUR: crash (ends at once), fatal (says Fatal), deaf (ignores SIGTERM),
+mute (never says Ready), stuck (serves, but gives no sign of life).
 """
 
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import zmq
 
+from memsvc.heart import BEAT_S, Heart
 from memsvc.inbox import PullInbox
 from memsvc.process import StopFlag, announce, die_with_parent, install_sigterm
 from memsvc.transport import bind
@@ -34,12 +35,12 @@ def main(role: str, run_dir: Path, behaviour: str) -> int:
     if behaviour == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with zmq.Context() as context:
-        serve(role, run_dir, context, stop, says_ready=behaviour != "mute")
+        serve(role, run_dir, context, stop, behaviour)
     note(events, f"{role} stopped")
     return 0
 
 
-def serve(role: str, run_dir: Path, context: zmq.Context, stop: StopFlag, says_ready: bool) -> None:
+def serve(role: str, run_dir: Path, context: zmq.Context, stop: StopFlag, behaviour: str) -> None:
     """Note what the supervisor says to a front, until stop."""
     poller = zmq.Poller()
     poller.register(stop.fd, zmq.POLLIN)
@@ -47,14 +48,18 @@ def serve(role: str, run_dir: Path, context: zmq.Context, stop: StopFlag, says_r
     if role == "front":
         inbox = PullInbox(bind(context, LAUNCH_FRONT, run_dir), LAUNCH_FRONT)
         poller.register(inbox.socket, zmq.POLLIN)
-    if says_ready:
+    heart = Heart(run_dir, role)
+    if behaviour != "mute":
         note(run_dir / "events", f"{role} ready {os.getpid()}")
         announce(run_dir, Ready(role, os.getpid(), [f"{role} is fake"]))
     while not stop.is_set:
-        poller.poll()
+        if behaviour not in ("mute", "stuck"):
+            heart.beat()
+        poller.poll(BEAT_S * 1000)
         while inbox is not None and (msg := inbox.recv()) is not None:
             generation = f" {msg.generation}" if isinstance(msg, PeerUp) else ""
             note(run_dir / "events", f"front {type(msg).__name__} {msg.role}{generation}")
+    heart.close()
     if inbox is not None:
         inbox.socket.close()
 

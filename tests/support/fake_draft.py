@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from memsvc.client import MemoryClient
+from memsvc.heart import BEAT_S, Heart
 from memsvc.inbox import RouterInbox
 from memsvc.process import StopFlag, announce, install_sigterm
 from memsvc.transport import bind
@@ -120,7 +121,7 @@ def serve(config: FakeDraftConfig, stop: StopFlag) -> None:
     client = MemoryClient(run_dir, timeout_s=10.0) if config.engine else None
     if client is not None:
         client.register(config.engine, "draft", ["draft_kv"], "fake")
-    with zmq.Context() as context, bind(context, SPEC, run_dir) as socket:
+    with zmq.Context() as context, bind(context, SPEC, run_dir) as socket, Heart(run_dir, "draft") as heart:
         inbox = RouterInbox(socket, SPEC)
         if config.announce:
             announce(run_dir, Ready("draft", os.getpid(), ["a fake that knows the answers"]))
@@ -128,7 +129,8 @@ def serve(config: FakeDraftConfig, stop: StopFlag) -> None:
         poller.register(socket, zmq.POLLIN)
         poller.register(stop.fd, zmq.POLLIN)
         while not stop.is_set:
-            poller.poll()
+            heart.beat()
+            poller.poll(BEAT_S * 1000)
             received = inbox.recv()
             if received is not None:
                 _answer(fake, client, inbox, *received)

@@ -18,7 +18,7 @@ from memsvc.wire import links
 from memsvc.wire.admin import Check, CheckReport, Flush, GetStats, KindStats, Problem, Stats
 from memsvc.wire.base import Done, FinishReason, Msg, PageId, ReqId, pack_tokens
 from memsvc.wire.codec import encode
-from memsvc.wire.control import PeerDown, PeerUp
+from memsvc.wire.control import Alive, PeerDown, PeerSilent, PeerUp
 from memsvc.wire.text import AbortAll, Accepted, EngineStats, Failed, Submit, TextOut, Usage
 
 MsgT = TypeVar("MsgT", bound=Msg)
@@ -92,6 +92,7 @@ class FakeEngine:
         self._to_front = connect(self._context, links.TOK_FRONT, run_dir)
         self._stats = connect(self._context, links.TARGET_FRONT, run_dir)
         self._peers = connect(self._context, links.LAUNCH_FRONT, run_dir)
+        self._tokenizer: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._from_front = self._bind_front()
         self.generations: Counter[str] = Counter()
         """How often each process was started."""
@@ -101,10 +102,11 @@ class FakeEngine:
 
     def __exit__(self, *_exc_info: object) -> None:
         self.memory.stop()
+        self._tokenizer.destroy(linger=0)
         self._context.destroy(linger=0)
 
     def _bind_front(self) -> PullInbox:
-        return PullInbox(bind(self._context, links.FRONT_TOK, self.run_dir), links.FRONT_TOK)
+        return PullInbox(bind(self._tokenizer, links.FRONT_TOK, self.run_dir), links.FRONT_TOK)
 
     def peer_up(self, role: str) -> None:
         """The supervisor says that role serves, for the first time or after another restart."""
@@ -120,9 +122,22 @@ class FakeEngine:
         """The supervisor says that role is gone."""
         self._peers.send(encode(PeerDown(role)))
 
-    def restart_tokenizer(self) -> None:
-        """The tokenizer's socket goes away with all that was in it, and a new one takes its place."""
-        self._from_front.socket.close()
+    def peer_silent(self, role: str) -> None:
+        """The supervisor says that role gives no sign of life."""
+        self._peers.send(encode(PeerSilent(role)))
+
+    def peer_heard(self, role: str) -> None:
+        """The supervisor says that role gives signs of life again."""
+        self._peers.send(encode(PeerUp(role, self.generations[role])))
+
+    def kill_tokenizer(self) -> None:
+        """The tokenizer's socket goes away with all that was in it; nobody is connected to it when this returns."""
+        # Closing a socket alone leaves the rest to a thread of its context.
+        self._tokenizer.destroy(linger=0)
+
+    def start_tokenizer(self) -> None:
+        """A new one takes its place."""
+        self._tokenizer = zmq.Context()
         self._from_front = self._bind_front()
 
     def expect(self, kind: type[MsgT]) -> MsgT:
@@ -130,8 +145,11 @@ class FakeEngine:
         return _expect(self._from_front, kind)
 
     def expect_launch(self, kind: type[MsgT]) -> MsgT:
-        """The next message to the supervisor."""
-        return _expect(self._launch, kind)
+        """The next message to the supervisor, signs of life apart."""
+        while isinstance(msg := _expect(self._launch, Msg), Alive):
+            pass
+        assert isinstance(msg, kind), msg
+        return msg
 
     def has_message(self, within_ms: int = 0) -> bool:
         """Whether the front has sent something that was not taken yet."""

@@ -22,6 +22,23 @@ DRAFT = {
     "dflash_config": {"mask_token_id": 16, "target_layer_ids": [1, 14, 27]},
 }  # fmt: skip
 
+# Shaped as the 27B hybrid: 48 of 64 layers are linear, 64 KiB of KV a token in the other 16.
+HYBRID = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+    "tie_word_embeddings": False, "vision_config": {"depth": 27},
+    "text_config": {
+        "model_type": "qwen3_5_text", "num_hidden_layers": 64, "full_attention_interval": 4, "hidden_size": 5120,
+        "intermediate_size": 17408, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "vocab_size": 248320, "dtype": "bfloat16",
+        "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "eos_token_id": 248044, "attn_output_gate": True,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
+            "mrope_interleaved": True,
+        },
+    },
+}  # fmt: skip
+
 
 def folder(path: Path, config: dict[str, Any], **changes: Any) -> Path:
     path.mkdir(exist_ok=True)

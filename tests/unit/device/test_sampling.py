@@ -1,5 +1,6 @@
 """The race: pruned equals full, it samples the right distribution, and it couples draft and target."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 
 from memsvc.device.filters import survivors
 from memsvc.device.noise import exponential_noise, seed_words
-from memsvc.device.row_sampler import RowSampler
+from memsvc.device.row_sampler import GREEDY_BELOW, RowSampler
 from memsvc.device.sampling import argmax_rows, block_maxima, choose, sample_rows
 from memsvc.wire.text import Sampling
 
@@ -22,7 +23,8 @@ def full_race(logits: np.ndarray, row: RowSampler) -> int:
     scaled = logits / np.float32(row.params.temperature)
     kept = survivors(row.params, scaled, np.array([scaled.max()]))
     noise = exponential_noise(seed_words([row.params.seed]), row.position, kept).astype(np.float64)
-    times = noise * np.exp(np.float64(scaled.max()) - scaled[kept])
+    with np.errstate(over="ignore"):
+        times = noise * np.exp(np.float64(scaled.max()) - scaled[kept])
     return int(kept[times.argmin()])
 
 
@@ -78,6 +80,57 @@ def test_equal_times_go_to_the_lowest_id_and_temperature_zero_is_argmax() -> Non
     logits[0, [7, 300, 599]] = 4.0
     logits[1, 123] = 1e-6
     assert sample_rows(logits, [sampler(temperature=0.0), sampler(temperature=1e-6)]) == [7, 123]
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"top_k": 40}, {"top_p": 0.9}, {"top_p": 1e-9}, {"top_p": 1 - 1e-9}, {"min_p": 0.1}]
+)
+@pytest.mark.parametrize("temperature", [2.0, GREEDY_BELOW, 1e-6, 1e-30, 1e-44, 1e-60])
+def test_the_ends_of_temperature_and_top_p_are_exact_in_float32(temperature: float, params: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for spread in (1e-3, 3.0, 1e4):
+        logits = torch.randn(16, 3000, generator=generator) * spread
+        rows = [sampler(seed, 3 + seed, temperature=temperature, **params) for seed in range(16)]
+        if temperature < GREEDY_BELOW:
+            want = logits.argmax(-1).tolist()
+        else:
+            want = [full_race(logits[i].numpy(), row) for i, row in enumerate(rows)]
+        assert sample_rows(logits, rows) == want
+        values, ids = logits.topk(16)
+        if temperature < 1:
+            picks = choose(values.numpy(), ids.numpy(), rows)
+            assert ids.numpy()[np.arange(16), picks].tolist() == want
+
+
+def test_a_temperature_of_two_flattens_and_a_tiny_one_never_leaves_the_largest() -> None:
+    logits = torch.tensor([[0.0, 2.0 * np.log(3.0)]]).expand(4000, 2)
+    counts = {
+        t: sum(sample_rows(logits, [sampler(7, 1 + i, temperature=t) for i in range(4000)])) / 4000
+        for t in (2.0, 1.0, 1e-6)
+    }
+    assert abs(counts[2.0] - 3 / 4) < 0.03
+    assert abs(counts[1.0] - 9 / 10) < 0.03
+    assert counts[1e-6] == 1.0
+
+
+@pytest.mark.parametrize("spread", [1e-6, 0.5, 4.0, 60.0])
+@pytest.mark.parametrize("top_p", [1e-30, 1e-9, 0.5, 1 - 1e-7, 1 - 1e-9, 1 - 2.0**-53])
+def test_top_p_keeps_the_fewest_largest_at_both_ends(top_p: float, spread: float) -> None:
+    scaled = (np.random.default_rng(11).standard_normal(4000) * spread).astype(np.float32)
+    scaled[17] = scaled[3000] = scaled.max() + np.float32(1e-3)
+    kept = survivors(Sampling(seed=0, max_tokens=1, top_p=top_p), scaled, np.array([scaled.max()]))
+    weights = np.exp(scaled - scaled.max())
+    # By weight: logits that differ may weigh the same in float32, and then the lower id goes first.
+    order = np.argsort(-weights, kind="stable")
+    weights = weights[order].astype(np.float64)
+    total = math.fsum(weights)
+    # Shares as exact as they get: the running sums may differ from these by some rounding of the whole.
+    missing = total - math.fsum(weights[: len(kept)])
+    assert kept.tolist() == sorted(order[: len(kept)].tolist())
+    assert missing <= (1 - top_p) * total + 1e-12 * total
+    assert missing + weights[len(kept) - 1] >= (1 - top_p) * total - 1e-12 * total
+    if top_p <= 1e-9:
+        assert kept.tolist() == [17]
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.8}, {"temperature": 1.2, "top_k": 6}, {"top_p": 0.8}])

@@ -266,7 +266,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "valid_from past the context": (lambda rig: other_open(rig, context_len=2, valid_from=3), "valid_from 3"),
     "no prompt": (lambda rig: other_open(rig, prompt_len=0), "prompt_len 0 of 4"),
     "torn tokens": (lambda rig: other_open(rig, tokens=b"123"), "3 bytes"),
-    "token outside the vocabulary": (lambda rig: other_open(rig, tokens=pack_tokens([1, 2, 211])), "vocabulary has 211"),
+    "token outside the vocabulary": (
+        lambda rig: other_open(rig, tokens=pack_tokens([1, 2, 211])), "rid 9: 1 of 3 tokens lie outside the vocabulary",
+    ),
     "too many pages": (lambda rig: other_open(rig, pages=[PageId(5)] * 21), "21 pages, a row holds 20"),
     "page that does not exist": (lambda rig: other_open(rig, pages=[PageId(1)]), "page id 1 is outside [3, 240)"),
     "page set of an unknown request": (
@@ -291,12 +293,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "features past the row": (lambda rig: writes(rig, 2, 0, 81, 0), "token 80 is past a row of 20 pages"),
     "more drafts than trained": (lambda rig: {"num_drafts": 8}, "num_drafts is 8, this draft gives at most 7"),
     "negative drafts": (lambda rig: {"num_drafts": -1}, "num_drafts is -1"),
-    "anchor that is not the last token": (lambda rig: {"anchors": [210 - rig.tokens[1][-1]]}, "its tokens end with"),
+    "anchor that is not the last token": (lambda rig: {"anchors": [210 - rig.tokens[1][-1]]}, "anchor at 6 is not the last of its tokens"),
     "position that is not the last": (lambda rig: {"anchor_pos": [5]}, "at 5, its tokens end"),
     "context not written yet": (
         lambda rig: {"new_tokens": [pack_tokens([7])], "anchors": [7], "anchor_pos": [7]}, "at 7, its context ends at 6",
     ),
-    "new token outside the vocabulary": (lambda rig: {"new_tokens": [pack_tokens([-1])]}, "lie in [-1, -1]"),
+    "new token outside the vocabulary": (
+        lambda rig: {"new_tokens": [pack_tokens([-1])]}, "1 of 1 tokens lie outside the vocabulary of 211",
+    ),
+    "new token past the vocabulary, told without its id": (
+        lambda rig: {"new_tokens": [pack_tokens([5, 987_654_321])]}, "rid 1: 1 of 2 tokens lie outside",
+    ),
 }  # fmt: skip
 
 
@@ -317,6 +324,7 @@ def test_a_refused_propose_says_the_numbers_and_changes_nothing(name, ready):
     reply = ready.worker.handle(msg)
     assert isinstance(reply, BadRequest), reply
     assert reason in reply.reason
+    assert "987654321" not in reply.reason
     assert ready.state() == before
     assert drafts(ready.worker.handle(ready.message([1], [])), 1) == [ready.expected(1)]
 

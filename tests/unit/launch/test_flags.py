@@ -82,6 +82,8 @@ def test_an_unknown_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
         (["--spec-tokens=7"], ["--speculative-draft-model-path"]),
         (["--speculative-algorithm=EAGLE", "--spec-model=d"], ["EAGLE", "DFLASH"]),
         (["--simulate-accept-length=3"], ["--speculative-draft-model-path"]),
+        (["--hang-timeout-s=3"], ["--hang-timeout-s is 3", "10 s", "0 is never"]),
+        (["--hang-timeout-s=-1"], ["--hang-timeout-s is -1"]),
         (["--api-key=k\u00e9y"], ["printable ASCII"]),
         (["--api-key-file=/does/not/exist"], ["/does/not/exist"]),
     ],

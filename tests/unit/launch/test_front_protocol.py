@@ -14,8 +14,8 @@ from launch.http.edge import Edge
 from launch.http.protocol import limited_protocol
 
 CONFIG = FrontConfig(run_dir="", model_path="/m", served_model_names=("m",), context_len=64)
-REQUEST = b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n"
-POST = b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
+REQUEST = b"GET /a HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n"
 
 
 class FakeTransport(asyncio.Transport):
@@ -65,7 +65,7 @@ class Connection:
 
     def __init__(self) -> None:
         self.app = App()
-        edge = Edge(self.app, api_key="", max_head_bytes=1000)
+        edge = Edge(self.app, api_key="", config=CONFIG)
         config = uvicorn.Config(edge, log_config=None, ws="none", lifespan="off")
         # The class has more than its base says.
         self.protocol: Any = limited_protocol(CONFIG)(config, ServerState(), {})
@@ -154,5 +154,51 @@ def test_a_connection_that_breaks_while_pipelining_ends_the_running_request() ->
         connection.protocol.connection_lost(ConnectionResetError())
         await connection.end()
         assert connection.app.num_hung_up == 1
+
+    with_connection(body)
+
+
+@pytest.mark.parametrize("line", [b"a:\r\n", b"a:" + b" " * 60 + b"\r\n", b"x: 1\r\n"])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_head_past_the_limit_is_refused_however_small_its_headers_are(line: bytes, at_once: bool) -> None:
+    async def body(connection: Connection) -> None:
+        head = REQUEST.removesuffix(b"\r\n") + line * (120_000 // len(line)) + b"\r\n"
+        for piece in [head] if at_once else [head[:70_000], head[70_000:]]:
+            if not connection.transport.is_closed:
+                connection.feed(piece)
+        assert connection.transport.is_closed
+        assert connection.transport.written.startswith(b"HTTP/1.1 431")
+        assert connection.protocol.cycle is None
+        assert b"the request head is longer than 65536 bytes" in connection.transport.written
+
+    with_connection(body)
+
+
+def test_a_long_head_behind_a_body_in_one_piece_is_refused_too() -> None:
+    async def body(connection: Connection) -> None:
+        connection.feed(POST + b"abcd" + REQUEST.removesuffix(b"\r\n") + b"a:\r\n" * 30_000 + b"\r\n")
+        assert connection.transport.is_closed
+        await connection.end()
+        assert connection.app.num_hung_up == 0
+
+    with_connection(body)
+
+
+def test_a_head_between_the_limit_and_one_piece_more_is_refused_with_its_size() -> None:
+    async def body(connection: Connection) -> None:
+        lines = b"a:\r\n" * ((CONFIG.max_head_bytes + 100) // 4)
+        connection.feed(REQUEST.removesuffix(b"\r\n") + lines + b"\r\n")
+        await connection.end()
+        assert connection.transport.written.startswith(b"HTTP/1.1 431")
+        assert connection.app.num_hung_up == 0
+
+    with_connection(body)
+
+
+def test_a_long_body_is_no_long_head() -> None:
+    async def body(connection: Connection) -> None:
+        connection.feed(b"POST /a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500000\r\n\r\n" + b"x" * 500_000)
+        await connection.end()
+        assert connection.transport.written.startswith(b"HTTP/1.1 200")
 
     with_connection(body)

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from launch.config import LaunchConfig
+from launch.models import read_models
 from launch.planner import DEFAULT_LIMIT, make_plan
 from launch.run_dir import run_directory
 from memsvc.core.manager import MemoryManager
 from memsvc.transport import check_run_dir
-from tests.support.model_folders import models_of, with_draft
+from tests.support.model_folders import DRAFT, HYBRID, folder, models_of, with_draft
 
 GIB = 1 << 30
 
@@ -29,6 +30,35 @@ def test_float32_doubles_pages_and_features(tmp_path: Path):
     models = models_of(tmp_path, with_draft(tmp_path, dtype="float32"))
     assert models.kinds[0].page_bytes == 16 * 46_080
     assert models.feature_row_bytes == 3 * 576 * 4
+
+
+def test_a_hybrid_has_states_and_rings_for_every_linear_layer(tmp_path: Path):
+    config = LaunchConfig(context_len=4096, max_running_requests=60, mem_bytes=60 * GIB)
+    models = read_models(config, folder(tmp_path / "target", HYBRID))
+    state, ring = 48 * 128 * 128 * 4 + 3 * 10_240 * 2, 18 * (10_240 * 2 + 2 * 48 * 4)
+    assert [(kind.name, kind.page_bytes, kind.pages_per_req) for kind in models.kinds] == [
+        ("target_kv", 16 * 64 * 1024, 0),
+        ("state", state, 48),
+        ("ring", ring, 48),
+    ]
+    pool, plan = make_plan(config, models, available=64 * GIB)
+    one = (4096 + pool.slack_tokens) * 64 * 1024 + 48 * (state + ring)
+    assert one < plan.one_request_bytes < 1.2 * one
+    frames = plan.num_frames - 1 - sum(-(-48 // kind.pages_per_frame) for kind in plan.kinds[1:])
+    assert plan.pool_tokens == frames * plan.kinds[0].pages_per_frame * 16
+    assert MemoryManager(pool).layout.num_frames == plan.num_frames
+
+
+def test_rings_grow_with_the_block_and_nothing_else_does(tmp_path: Path):
+    sizes = {"hidden_size": 576, "head_dim": 64, "num_attention_heads": 9, "num_key_value_heads": 3}
+    text = {**HYBRID["text_config"], **sizes, "vocab_size": 49152, "num_hidden_layers": 30}
+    target = folder(tmp_path / "target", HYBRID, text_config=text)
+    folder(tmp_path / "draft", DRAFT)
+    plain = read_models(LaunchConfig(), target).kinds
+    drafting = read_models(with_draft(tmp_path), target).kinds
+    assert [kind.name for kind in drafting] == ["target_kv", "state", "ring", "draft_kv"]
+    assert drafting[:2] == plain[:2]
+    assert drafting[2].page_bytes * (16 + 2) == plain[2].page_bytes * (16 + 2 * 8)
 
 
 def test_exchange_holds_the_rows_of_the_largest_step(tmp_path: Path):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.policy import FRONT, Action, AllUp, DoWithout, GiveUp, Policy, Spawn, Stop, Tell
-from memsvc.wire.control import PeerDown, PeerUp
+from launch.policy import FRONT, Action, AllUp, DoWithout, GiveUp, Kill, Policy, Spawn, Stop, Tell
+from memsvc.wire.control import PeerDown, PeerSilent, PeerUp
 
 ALL = ("memsvc", "draft", "target", "tokenizer", "front")
 ENDED = "ended with status 1"
@@ -157,6 +157,64 @@ def test_a_fatal_draft_ends_the_run_only_if_it_never_served():
     assert policy.on_fatal("draft", "odd") == [GiveUp("draft: odd")]
 
 
+def test_the_front_hears_of_silence_and_of_its_end():
+    policy = all_up()
+    assert policy.on_silent("target") == [Tell(PeerSilent("target"))]
+    assert policy.on_heard("target") == [Tell(PeerUp("target", 1))]
+    assert policy.on_heard("target") == []
+    assert policy.on_hang("target") == []
+    assert policy.on_silent(FRONT) == policy.on_heard(FRONT) == []
+
+
+def test_a_process_that_hangs_is_killed_and_starts_again_like_one_that_died():
+    policy = all_up()
+    for turn in range(2):
+        policy.on_silent("target")
+        assert policy.on_hang("target") == [Kill("target")]
+        actions = policy.on_end("target", "killed by SIGKILL", turn * 20.0)
+        assert actions == [Tell(PeerDown("target")), Spawn("target", turn + 2)]
+        policy.on_ready("target")
+    policy.on_silent("target")
+    policy.on_hang("target")
+    assert isinstance(policy.on_end("target", "killed by SIGKILL", 40.0)[0], GiveUp)
+
+
+def test_who_may_be_waiting_for_a_process_that_hangs_is_neither_killed_nor_blamed_nor_started_before_it_is_back():
+    policy = all_up()
+    policy.on_silent("memsvc")
+    policy.on_silent("target")
+    assert policy.on_hang("target") == []
+    for time in range(5):
+        assert policy.on_end("target", ENDED, float(time)) == [Tell(PeerDown("target"))] or time
+    assert policy.on_hang("memsvc") == [Kill("memsvc")]
+    policy.on_end("memsvc", "killed by SIGKILL", 10.0)
+    assert policy.on_end("draft", ENDED, 10.0) == [Spawn("memsvc", 2)]
+    assert "target" in spawned(policy.on_ready("memsvc"))
+
+
+def test_who_ended_while_another_was_silent_starts_when_that_one_is_heard_again():
+    policy = all_up()
+    policy.on_silent("memsvc")
+    policy.on_end("draft", ENDED, 0.0)
+    assert policy.on_heard("memsvc") == [Tell(PeerUp("memsvc", 1)), Spawn("draft", 2)]
+
+
+def test_a_new_front_is_told_who_is_silent():
+    policy = all_up()
+    policy.on_silent("draft")
+    assert policy.on_end(FRONT, ENDED, 0.0)[-1] == Tell(PeerSilent("draft"))
+    policy.on_end("draft", ENDED, 0.0)
+    policy.on_ready("draft")
+    assert Tell(PeerSilent("draft")) not in policy.on_end(FRONT, ENDED, 0.0)
+
+
+def test_silence_of_a_process_that_is_ending_or_starting_means_nothing():
+    policy = all_up()
+    policy.on_end("memsvc", ENDED, 0.0)
+    assert policy.on_silent("target") == policy.on_hang("target") == []
+    assert policy.on_silent("memsvc") == []
+
+
 class World:
     """The processes that a policy believes in, for real."""
 
@@ -164,6 +222,8 @@ class World:
         self.policy = policy
         self.running: dict[str, bool] = {}
         self.stopping: set[str] = set()
+        self.silent: set[str] = set()
+        self.killed: set[str] = set()
         self.told: dict[str, bool] = {}
 
     def do(self, actions: list[Action]) -> None:
@@ -187,6 +247,11 @@ class World:
                     self.told[role] = False
                 case AllUp():
                     assert all(self.running.get(role) for role in ALL)
+                case Tell(PeerSilent(role)):
+                    assert self.told[role]
+                    self.told[role] = False
+                case Kill(role):
+                    self.killed.add(role)
                 case GiveUp(reason) | DoWithout(_, reason):
                     raise AssertionError(reason)
 
@@ -197,7 +262,21 @@ class World:
     def end(self, role: str) -> None:
         del self.running[role]
         self.stopping.discard(role)
+        self.silent.discard(role)
+        self.killed.discard(role)
         self.do(self.policy.on_end(role, ENDED, 0.0))
+
+    def fall_silent(self, role: str) -> None:
+        if self.running[role] and role not in self.stopping and role not in self.silent:
+            self.silent.add(role)
+            self.do(self.policy.on_silent(role))
+
+    def speak_or_hang(self, role: str, *, hangs: bool) -> None:
+        if role not in self.silent or role in self.stopping:
+            return
+        self.do(self.policy.on_hang(role) if hangs else self.policy.on_heard(role))
+        if not hangs:
+            self.silent.remove(role)
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 60))
@@ -209,13 +288,22 @@ def test_whatever_dies_everything_serves_in_the_end(seed: int, num_events: int):
         world.ready(role)
     for _ in range(num_events):
         role = chance.choice(sorted(world.running))
-        if role in world.stopping or world.running[role] or chance.random() < 0.3:
+        if chance.random() < 0.3:
+            world.fall_silent(role)
+        elif chance.random() < 0.3:
+            world.speak_or_hang(role, hangs=chance.random() < 0.5)
+        elif role in world.stopping or world.running[role] or chance.random() < 0.3:
             world.end(role)
         else:
             world.ready(role)
-    while not all(world.running.get(role) for role in ALL) or world.stopping:
-        if world.stopping:
-            world.end(min(world.stopping))
+    while not all(world.running.get(role) for role in ALL) or world.stopping or world.silent:
+        if world.stopping or world.killed:
+            world.end(min(world.stopping | world.killed))
+        elif world.silent:
+            world.speak_or_hang(min(world.silent), hangs=True)
+            if not world.killed:
+                # It may be waiting for another one.
+                world.speak_or_hang(max(world.silent), hangs=False)
         else:
             world.ready(next(role for role, is_ready in world.running.items() if not is_ready))
     assert {role for role, is_up in world.told.items() if is_up} == set(ALL) - {FRONT}

@@ -5,9 +5,11 @@ import os
 import msgspec
 import pytest
 
-from memsvc.wire.base import BadRequest, Epoch, ReqId, pack_tokens
+from memsvc.wire.base import BadRequest, Epoch, PageId, ReqId, pack_tokens
+from memsvc.wire.codec import encode
 from memsvc.wire.spec import Drafted, DraftHello, DraftReady, Propose
 from memsvc.wire.text import Sampling
+from target_worker.propose import open_bytes
 from target_worker.req import FeatureRows, Phase, Req
 from target_worker.spec_link import DraftContract, SpecLink
 
@@ -146,3 +148,98 @@ def test_nothing_to_say_sends_nothing(link: SpecLink, rpc: ScriptedRpc) -> None:
     num = len(rpc.sent)
     assert link.propose([], [req()], [], 3) == {}
     assert len(rpc.sent) == num
+
+
+def test_what_the_draft_says_instead_of_drafts_is_logged_without_tokens(
+    link: SpecLink, rpc: ScriptedRpc, caplog: pytest.LogCaptureFixture
+) -> None:
+    rpc.replies.append(Drafted(1, pack_tokens([987_654])))
+    assert not link.poll()
+    up(link, rpc)
+    rpc.replies.append(msgspec.structs.replace(READY, target_layer_ids=[987_654]))
+    assert link.propose([req()], [req()], [], 3) == {}
+    up(link, rpc)
+    rpc.replies.append(BadRequest("rid 1 is not open"))
+    assert link.propose([req()], [req()], [], 3) == {}
+    assert "draft refused reply=Drafted" in caplog.text
+    assert "reply=DraftReady" in caplog.text
+    assert "reply=BadRequest: rid 1 is not open" in caplog.text
+    assert "987654" not in caplog.text
+    assert str(pack_tokens([987_654])) not in caplog.text
+
+
+def small_link(rpc: ScriptedRpc, max_open_bytes: int) -> SpecLink:
+    contract = DraftContract("main", Epoch(1), 8, "float32", 4, (0, 1))
+    return SpecLink(rpc, contract, max_open_bytes)  # type: ignore[arg-type]
+
+
+def test_requests_that_would_not_fit_one_message_are_told_in_several(rpc: ScriptedRpc) -> None:
+    reqs = [req(rid, num_tokens=1000) for rid in range(1, 6)]
+    link = small_link(rpc, max_open_bytes=2 * open_bytes(reqs[0]))
+    up(link, rpc)
+    reqs[0].draft.pending = FeatureRows(999, 1, 7)
+    clear = [PageId(5)]
+    rpc.replies += [Drafted(0, b""), Drafted(0, b""), Drafted(2, pack_tokens(range(10)))]
+    drafts = link.propose(reqs, reqs, clear, 2)
+    assert drafts == {rid: [2 * rid - 2, 2 * rid - 1] for rid in range(1, 6)}
+    sent = rpc.sent[-3:]
+    assert [[opened.rid for opened in msg.opens] for msg in sent] == [[1, 2], [3, 4], [5]]
+    assert [len(msg.rids) for msg in sent] == [0, 0, 5]
+    # What is zeroed must be zeroed before the first features are written.
+    assert [msg.clear_pages for msg in sent] == [[5], [], []]
+    assert [msg.write_rids for msg in sent] == [[1], [], []]
+    assert clear == []
+    assert sent[-1].new_tokens == [b""] * 5
+    for msg in sent:
+        assert sum(map(len, map(encode, msg.opens))) <= 2 * open_bytes(reqs[0])
+
+
+def test_one_request_past_the_size_of_a_message_goes_alone(rpc: ScriptedRpc) -> None:
+    link = small_link(rpc, max_open_bytes=1)
+    up(link, rpc)
+    rpc.replies += [Drafted(0, b""), Drafted(1, pack_tokens([1, 2]))]
+    assert link.propose([req(1), req(2)], [req(1), req(2)], [], 1) == {1: [1], 2: [2]}
+    assert [len(msg.opens) for msg in rpc.sent[-2:]] == [1, 1]
+
+
+def test_a_draft_that_dies_between_two_of_these_messages_is_told_all_of_it_again(rpc: ScriptedRpc) -> None:
+    reqs = [req(rid) for rid in (1, 2, 3)]
+    link = small_link(rpc, max_open_bytes=open_bytes(reqs[0]))
+    up(link, rpc)
+    clear = [PageId(5)]
+    rpc.replies += [Drafted(0, b""), BadRequest("no")]
+    assert link.propose(reqs, reqs, clear, 1) == {}
+    assert not link.is_up
+    up(link, rpc)
+    for one in reqs:
+        one.draft.reset(5)
+    rpc.replies += [Drafted(0, b""), Drafted(0, b""), Drafted(1, pack_tokens([1, 2, 3]))]
+    link.propose(reqs, reqs, clear, 1)
+    assert [opened.rid for msg in rpc.sent[-3:] for opened in msg.opens] == [1, 2, 3]
+
+
+def test_the_size_of_an_open_is_never_taken_for_less_than_it_is() -> None:
+    sampling = Sampling(
+        seed=(1 << 63) - 1, max_tokens=1 << 31, temperature=0.1, top_k=1 << 30, top_p=0.1, min_p=0.1,
+        stop_token_ids=[(1 << 31) - 1] * 64,
+    )  # fmt: skip
+    for num_tokens in (1, 300, 70_000):
+        one = req((1 << 62) + 1, num_tokens)
+        one.sampling = sampling
+        one.draft.pages = [PageId((1 << 31) - 1)] * num_tokens
+        rpc = ScriptedRpc()
+        link = small_link(rpc, 1 << 30)
+        up(link, rpc)
+        rpc.replies.append(Drafted(0, b""))
+        link.propose([one], [one], [], 0)
+        assert len(encode(rpc.sent[-1].opens[0])) <= open_bytes(one)
+
+
+def test_waiting_for_drafts_calls_back_so_that_the_target_does_not_look_stuck(rpc: ScriptedRpc) -> None:
+    link = small_link(rpc, 1 << 20)
+    up(link, rpc)
+    waits: list[int] = []
+    link.on_wait = lambda: waits.append(1)
+    rpc.replies += [TimeoutError("not yet")] * 3 + [Drafted(1, pack_tokens([7]))]
+    assert link.propose([req()], [req()], [], 1) == {1: [7]}
+    assert len(waits) == 3
