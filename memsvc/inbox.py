@@ -36,6 +36,14 @@ class BadFrames:
             logger.warning("bad frame link=%s total=%d reason=%s", self._name, self.num, reason)
 
 
+def recv_rest(socket: zmq.Socket[bytes]) -> list[bytes]:
+    """The frames of a message that are left after the first ones were received."""
+    frames = []
+    while socket.getsockopt(zmq.RCVMORE):
+        frames.append(socket.recv(zmq.NOBLOCK))
+    return frames
+
+
 class PullInbox:
     """Messages of a PUSH/PULL link on its PULL side."""
 
@@ -80,24 +88,33 @@ class RouterInbox:
 
     def recv(self) -> tuple[list[bytes], Any] | None:
         """(return address, message) of the next request, or None if none has arrived. Never blocks."""
+        recv = self.socket.recv
         while True:
+            # Frame by frame: recv_multipart costs a third more of a small service's time.
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                address = [recv(zmq.NOBLOCK)]
             except zmq.Again:
                 return None
-            if len(frames) != 3 or len(frames[1]) != SEQ_BYTES:
-                self.bad_frames.count(f"frames of {[len(frame) for frame in frames[1:5]]} bytes are not [seq, body]")
+            address.append(recv(zmq.NOBLOCK))
+            frames = recv_rest(self.socket)
+            if len(frames) != 1 or len(address[1]) != SEQ_BYTES:
+                sizes = [len(frame) for frame in (address[1], *frames[:3])]
+                self.bad_frames.count(f"frames of {sizes} bytes are not [seq, body]")
                 continue
             try:
-                return frames[:2], self._decode(frames[2])
+                return address, self._decode(frames[0])
             except msgspec.DecodeError as error:
                 self.bad_frames.count(str(error))
-                self.reply(frames[:2], BadRequest(f"undecodable request: {error}"))
+                self.reply(address, BadRequest(f"undecodable request: {error}"))
 
     def reply(self, address: list[bytes], msg: Msg) -> None:
         """Answer a request. A peer that is gone, or reads nothing, loses the answer; the loop goes on."""
+        send, more = self.socket.send, zmq.NOBLOCK | zmq.SNDMORE
+        body = encode(msg)
         try:
-            self.socket.send_multipart([*address, encode(msg)], zmq.NOBLOCK)
+            for frame in address:
+                send(frame, more)
+            send(body, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise

@@ -19,6 +19,7 @@ import zmq
 from memsvc.arena import Arena, ArenaSocket
 from memsvc.inbox import RouterInbox
 from memsvc.leases import ClientWatch
+from memsvc.outline import MAX_CHARS, outline, trace
 from memsvc.process import StopFlag
 from memsvc.transport import arena_path, bind
 from memsvc.wire.admin import AdminRequest, Stats
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class ManagerBug(Exception):
-    """The memory manager failed on the call in the text; its state can't be trusted any more."""
+    """The memory manager failed on the call in the text, tokens left out; its state can't be trusted any more."""
 
 
 class Manager(Protocol):
@@ -99,7 +100,6 @@ class _Loop:
         self._watch = watch
 
     def run(self, arena_socket: ArenaSocket, stop: StopFlag) -> None:
-        poller = zmq.Poller()
         handlers: dict[Any, Callable[[], None]] = {
             self._mem.socket: self._serve_workers,
             self._admin.socket: self._serve_admin,
@@ -107,12 +107,11 @@ class _Loop:
             arena_socket.fileno(): arena_socket.accept_one,
             stop.fd: lambda: None,
         }
-        for source in handlers:
-            poller.register(source, zmq.POLLIN)
+        sources = [(source, zmq.POLLIN) for source in handlers]
         next_tick = time.monotonic()
         while not stop.is_set:
             wait_s = next_tick - time.monotonic()
-            for source, _ in poller.poll(max(0, 1 + int(wait_s * 1000))):
+            for source, _ in zmq.zmq_poll(sources, max(0, 1 + int(wait_s * 1000))):
                 handlers[source]()
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + self._checked(self._manager.tick)
@@ -166,4 +165,5 @@ class _Loop:
         try:
             return call(*arguments)
         except Exception as error:
-            raise ManagerBug(f"{call.__name__}{arguments!r:.4000}: {error!r}") from error
+            given = ", ".join(map(outline, arguments))
+            raise ManagerBug(f"{call.__name__}({given:.{MAX_CHARS}}): {trace(error)}") from error
