@@ -11,6 +11,7 @@ from memsvc.wire.mem import (
     Close,
     Commit,
     Fenced,
+    Freeze,
     OpenReq,
     Register,
     Registered,
@@ -50,6 +51,8 @@ class StepParts:
     """Slots for the tokens of coming forwards."""
     opens: Sequence[OpenReq] = ()
     """Requests that begin."""
+    freeze: Freeze | None = None
+    """States to be kept in the tree."""
 
 
 class Registration:
@@ -88,6 +91,7 @@ class Registration:
             closes=list(parts.closes),
             reserve=parts.reserve,
             opens=list(parts.opens),
+            freeze=parts.freeze,
         )
 
     def stepped(self, reply: Any) -> Stepped:

@@ -30,12 +30,12 @@ class Executor:
         rows: dict[Req, VerifyRow] = {}
         for req in plan.decode:
             block = [req.tokens[-1], *drafts.get(req.rid, [])]
-            segments.append(Segment(req.row, req.computed_len, block, len(block)))
+            segments.append(Segment(req.row, req.computed_len, block, len(block), _state_len(req), num_certain=1))
             rows[req] = VerifyRow(self._sampler(req), block[1:])
         for req, num in plan.chunks.items():
             chunk = req.tokens[req.computed_len : req.computed_len + num]
             is_last = num == req.extend_len
-            segments.append(Segment(req.row, req.computed_len, chunk, int(is_last)))
+            segments.append(Segment(req.row, req.computed_len, chunk, int(is_last), _state_len(req), num))
             if is_last:
                 rows[req] = VerifyRow(self._sampler(req), ())
         logits = self._runner.forward(segments)
@@ -44,6 +44,20 @@ class Executor:
         self._advance(plan, segments, emitted)
         trace.mark("accept")
         return emitted
+
+    def catch_up(self, reqs: list[Req]) -> None:
+        """Bring the states of requests of a hybrid target to the last page edge of what is computed."""
+        segments = [Segment(req.row, req.computed_len, [], 0, _state_len(req)) for req in reqs]
+        self._runner.catch_up(segments)
+        for req, segment in zip(reqs, segments, strict=True):
+            self._note_state(req, segment)
+
+    def _note_state(self, req: Req, segment: Segment) -> None:
+        """The forward has written the state if its rows passed a page edge for certain."""
+        linear, length = self._runner.linear, segment.write_len(self._runner.pool.page_size)
+        if req.state is not None and linear is not None and length > req.state.length:
+            linear.table.wrote(req.row)
+            req.state.length = length
 
     def stops(self, req: Req, token: int) -> bool:
         """token ends the answer of req."""
@@ -56,6 +70,7 @@ class Executor:
             num = plan.chunks.get(req) or len(emitted[req])
             if self._runner.tap_layers:
                 req.draft.pending = FeatureRows(req.computed_len, num, first)
+            self._note_state(req, segment)
             req.computed_len += num
             first += len(segment.token_ids)
 
@@ -64,3 +79,7 @@ class Executor:
             prompt, output = req.tokens[: req.prompt_len], req.tokens[req.prompt_len :]
             req.sampler = RowSampler(req.sampling, eos_ids=self._eos_ids, prompt=prompt, output=output)
         return req.sampler
+
+
+def _state_len(req: Req) -> int:
+    return req.state.length if req.state is not None else 0

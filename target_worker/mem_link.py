@@ -7,6 +7,7 @@ from memsvc.wire.base import PageId, ReqId, pack_tokens
 from memsvc.wire.mem import Close, Commit, Layout, Opened, OpenReq, Reserve, ResetDraft, Stepped, TooLarge
 from target_worker.model.config import TARGET_KV
 from target_worker.req import Phase, Req
+from target_worker.state_link import StateLink
 
 DRAFT_KV = "draft_kv"
 
@@ -18,10 +19,14 @@ class MemLink:
     page tables and lengths to the requests. Exactly one Step is on the way at a time.
     """
 
-    def __init__(self, client: MemoryClient, layout: Layout, tables: PageTables) -> None:
+    def __init__(
+        self, client: MemoryClient, layout: Layout, tables: PageTables, states: StateLink | None = None
+    ) -> None:
+        """states: needed by a hybrid target."""
         names = [kind.name for kind in layout.kinds]
         self._client = client
         self._tables = tables
+        self._states = states
         self._page_size = layout.page_size
         self._target_kind = names.index(TARGET_KV)
         self._draft_kind = names.index(DRAFT_KV) if DRAFT_KV in names else -1
@@ -54,12 +59,13 @@ class MemLink:
         self._client.renew()
 
     def begin(self, reserve: list[tuple[Req, int]], opens: list[Req], closes: list[tuple[Req, str]]) -> None:
-        """Send a Step: commit everything new, then close, reserve (tokens from 0 on) and open."""
+        """Send a Step: commit everything new, freeze states, then close, reserve (tokens from 0 on) and open."""
         self._opening = opens
         self.closed = [req for req, _ in closes]
         closing: dict[str, list[ReqId]] = {}
         for req, reason in closes:
             closing.setdefault(reason, []).append(req.rid)
+        freeze = self._states.freeze(self._open.values(), self.closed) if self._states else None
         # The forward that ran beside the last Step is over, so nobody uses what that Step freed.
         self._client.begin_step(
             StepParts(
@@ -68,6 +74,7 @@ class MemLink:
                 closes=[Close(rids, reason) for reason, rids in closing.items()],
                 reserve=self._reserve(reserve),
                 opens=[self._open_req(req) for req in opens],
+                freeze=freeze,
             )
         )
 
@@ -118,6 +125,8 @@ class MemLink:
                 self._adopt(req, answer)
                 self.opened.append(req)
         # A request may be remapped and closed by one Step: its remap columns are then nobody's.
+        if self._states:
+            self._states.apply(stepped, self._open)
         self._set_pages(stepped.remap_rids, stepped.remap_kinds, stepped.remap_idxs, stepped.remap_pages)
         self._set_pages(stepped.grow_rids, stepped.grow_kinds, stepped.grow_idxs, stepped.grow_pages)
         for kind, page in zip(stepped.clear_kinds, stepped.clear_pages, strict=True):
@@ -149,9 +158,13 @@ class MemLink:
         req.draft.written_len = req.told_draft_len = opened.prefix_len
         if self.has_draft_kind:
             req.draft.pages = list(opened.pages[self._draft_kind])
+        if self._states:
+            self._states.adopt(req, opened)
         self._open[req.rid] = req
 
     def _forget(self, req: Req) -> None:
+        if self._states:
+            self._states.forget(req)
         self._tables.remove(req.rid)
         del self._open[req.rid]
         self.healed = [other for other in self.healed if other is not req]

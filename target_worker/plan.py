@@ -40,18 +40,41 @@ class Planner:
         prefill: list[tuple[Req, int]] = []
         for req in running:
             left = req.extend_len - plan.chunks.get(req, 0)
+            if self._is_freezing(req, plan, left):
+                continue
             if req.phase is Phase.DECODE or (req.phase is Phase.PREFILL and left == 0):
                 following.decode.append(req)
             elif req.phase is Phase.PREFILL:
                 prefill.append((req, left))
         budget = self.config.max_step_rows - len(following.decode) * self.config.block_size
         for req, left in prefill:
-            num = min(left, budget)
+            num = self._to_checkpoint(req, req.computed_len + plan.chunks.get(req, 0), min(left, budget))
             if num <= 0:
                 break
             following.chunks[req] = num
             budget -= num
         return following
+
+    def _is_freezing(self, req: Req, plan: StepPlan, left: int) -> bool:
+        """`plan` brings the state of req to a checkpoint, and the next forward would write over it.
+
+        It is left out of that one then, which runs beside the Step that freezes the state.
+        """
+        if req.state is None or req not in plan.chunks:
+            return False
+        end = req.computed_len + plan.chunks[req]
+        edge = self._edge(end)
+        # Of a block only the anchor is certain, so most blocks write no state.
+        return edge in req.state.wanted and (left > 0 or self._edge(end + 1) > edge)
+
+    def _to_checkpoint(self, req: Req, start: int, num: int) -> int:
+        """Of num tokens from start on, those up to the next checkpoint, if the state would not stand there anyway."""
+        wanted = req.state.wanted if req.state is not None else []
+        stop = next((length for length in wanted if start < length < start + num), 0)
+        return stop - start if stop and self._edge(start + num) != stop else num
+
+    def _edge(self, length: int) -> int:
+        return length // self.config.page_size * self.config.page_size
 
     def slots_needed(self, req: Req, plan: StepPlan, following: StepPlan) -> int:
         """Tokens from position 0 on that must have slots before `following` runs, `plan` still in flight."""

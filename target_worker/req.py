@@ -53,6 +53,18 @@ class DraftState:
         self.holes.clear()
 
 
+@dataclass(slots=True)
+class RecurrentState:
+    """Where the linear layers of a hybrid target stand with a request, in tokens, all at page edges."""
+
+    length: int
+    """Of the newest state; the rings hold what was computed after it."""
+    frozen_len: int
+    """Of the checkpoint it went on from last. Up to there nothing of its own is worth keeping."""
+    wanted: list[int]
+    """Where the memory service wants a checkpoint, ascending, past `length`."""
+
+
 @dataclass(slots=True, eq=False)
 class Req:
     """tokens = prompt and answer so far. KV of [0, computed_len) is final."""
@@ -77,6 +89,8 @@ class Req:
     told_tokens: int = 0
     """Tokens memsvc knows: those it was opened with and those committed since."""
     draft: DraftState = field(default_factory=DraftState)
+    state: RecurrentState | None = None
+    """Hybrid targets only, while open."""
     cached_tokens: int = -1
     """Hit length of the first open, -1 before it."""
     accepted: list[int] = field(default_factory=list)
@@ -124,6 +138,7 @@ class Req:
         self.computed_len = self.allocated_len = self.row = 0
         self.told_len = self.told_draft_len = self.told_tokens = 0
         self.draft = DraftState()
+        self.state = None
         self.num_retracts += 1
 
     def usage(self) -> Usage:

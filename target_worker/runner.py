@@ -1,5 +1,6 @@
 """One forward over a batch of prompt chunks and verify blocks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,10 @@ import torch
 from memsvc.device.kv_pool import KvPool
 from memsvc.device.page_table import PageTables
 from target_worker.attention import PagedAttention, Span
+from target_worker.linear_memory import LinearMemory
 from target_worker.model.decoder import Decoder
+from target_worker.model.delta_layer import DeltaInputs
+from target_worker.recurrence import DeltaSpan, Recurrence
 
 
 @dataclass(slots=True)
@@ -20,6 +24,17 @@ class Segment:
     start: int
     token_ids: list[int]
     num_logits: int
+    state_len: int = 0
+    """Hybrid targets: where the request's state stands, at most start; 0 is before the first token."""
+    num_certain: int = 0
+    """Hybrid targets: so many of its first rows are certain to be final: all of a prompt's, the anchor of a block."""
+
+    def write_len(self, page_size: int) -> int:
+        """Hybrid targets: where the state stands after the forward, the last page edge of which all rows are certain.
+
+        If this is not state_len, the forward writes the state to state_out; the caller tells the StateTable (wrote).
+        """
+        return max(self.state_len, (self.start + self.num_certain) // page_size * page_size)
 
 
 class Runner:
@@ -32,13 +47,20 @@ class Runner:
         tables: PageTables,
         feature_out: torch.Tensor | None = None,
         tap_layers: list[int] | None = None,
+        linear: LinearMemory | None = None,
     ) -> None:
-        """feature_out [max_rows, len(tap_layers) * hidden] takes the features of row r of a forward at row r."""
+        """feature_out [max_rows, len(tap_layers) * hidden] takes the features of row r of a forward at row r.
+
+        linear: states and rings, needed by a target that has linear layers.
+        """
         self.model = model
         self.pool = pool
         self.tables = tables
         self.tap_layers = list(tap_layers or [])
         self.feature_out = feature_out
+        self.linear = linear
+        self.on_layer: Callable[[], None] | None = None
+        """Called in every layer of a forward: one of a large model on a slow machine may take minutes."""
         self._check()
 
     def _check(self) -> None:
@@ -55,11 +77,14 @@ class Runner:
                     f"feature_out has rows of {self.feature_out.shape[1]} x {self.feature_out.dtype}, "
                     f"{len(self.tap_layers)} taps need {want[0]} x {want[1]}"
                 )
-        kv = self.pool.shape
-        if (kv.num_layers, kv.num_kv_heads, kv.head_dim) != (shape.num_layers, shape.num_kv_heads, shape.head_dim):
+        kv, num_layers = self.pool.shape, shape.num_full_layers
+        if (kv.num_layers, kv.num_kv_heads, kv.head_dim) != (num_layers, shape.num_kv_heads, shape.head_dim):
             raise ValueError(
-                f"the pool holds {kv}, the target has {shape.num_layers} layers of {shape.num_kv_heads} heads"
+                f"the pool holds {kv}, the target has {num_layers} layers of {shape.num_kv_heads} heads with keys"
             )
+        held = self.linear.table.num_layers if self.linear else 0
+        if held != shape.num_linear_layers:
+            raise ValueError(f"states of {held} layers for a target with {shape.num_linear_layers} linear layers")
 
     @torch.inference_mode()
     def forward(self, segments: list[Segment]) -> torch.Tensor:
@@ -67,24 +92,75 @@ class Runner:
 
         Writes K and V of every row to its slot, and features of row r, counted over all segments, to
         feature_out[r]. Tokens of a request may be spread over several segments: a layer's K and V are
-        all written before any row reads them.
+        all written before any row reads them. A hybrid target takes one segment a request, runs its linear
+        layers from state_len on, and writes states and rings as recurrence.py says.
         """
         token_ids, positions, rows = self._flatten(segments)
         device = self.model.device
         place = self.pool.split(self.tables.slots_at(rows, positions))
         attention = PagedAttention(self.pool, self.tables, _spans(segments), self.model.shape.num_heads)
 
+        recurrence = self._recurrence(segments)
+
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            if self.on_layer is not None:
+                self.on_layer()
             self.pool.write_at(layer, place, k, v)
             return attention.run(layer, q)
+
+        def recur(layer: int, conv: torch.Tensor, inputs: DeltaInputs) -> torch.Tensor:
+            if self.on_layer is not None:
+                self.on_layer()
+            assert recurrence is not None, f"linear layer {layer} without states"
+            return recurrence.run(layer, conv, inputs)
 
         x = self.model.hidden(
             torch.from_numpy(token_ids).to(device),
             torch.from_numpy(positions).to(device),
             attend,
             self._tap if self.tap_layers else None,
+            recur,
         )
         return self.model.logits(x[_wanted(segments).to(device)])
+
+    @torch.inference_mode()
+    def catch_up(self, segments: list[Segment]) -> None:
+        """Bring states to the last page edge at or before start, from the rings alone: segments have no tokens.
+
+        So an aligned state can be frozen at close or retract. States that stand there already are left alone;
+        rings are not changed.
+        """
+        if any(segment.token_ids for segment in segments):
+            raise ValueError(f"catching up takes no tokens, got {[len(segment.token_ids) for segment in segments]}")
+        moving = [segment for segment in segments if segment.write_len(self.pool.page_size) > segment.state_len]
+        recurrence = self._recurrence(moving)
+        if recurrence is None or not moving:
+            return
+        layers = self.model.delta_layers
+        nothing = DeltaInputs.none(layers[0].spec, self.model.dtype, self.model.device)
+        for i, layer in enumerate(layers):
+            if self.on_layer is not None:
+                self.on_layer()
+            recurrence.run(i, layer.conv, nothing)
+
+    def _recurrence(self, segments: list[Segment]) -> Recurrence | None:
+        if self.linear is None or self.model.shape.linear is None:
+            return None
+        owners = [segment.table_row for segment in segments]
+        if len(set(owners)) < len(owners):
+            raise ValueError(f"a hybrid target takes one segment a request, got rows {owners}")
+        spans, first = [], 0
+        for segment in segments:
+            num, write_len = len(segment.token_ids), segment.write_len(self.pool.page_size)
+            if not 0 <= segment.num_certain <= num:
+                raise ValueError(f"{segment.num_certain} rows of {num} are certain")
+            # Without rows of its own it need not be replayed past the edge.
+            start = segment.start if num else write_len
+            span = DeltaSpan(segment.table_row, segment.state_len, start, num, write_len, first)
+            span.check(self.pool.page_size, self.linear.rings.shape.num_rows)
+            spans.append(span)
+            first += num
+        return Recurrence(self.linear, self.model.shape.linear, spans)
 
     def _flatten(self, segments: list[Segment]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Token ids, positions and table rows of all rows, int64."""

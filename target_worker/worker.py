@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -10,20 +12,22 @@ import zmq
 
 from memsvc.client import MemoryClient
 from memsvc.device.arena_map import map_arena
-from memsvc.device.kv_pool import KvPool, KvShape
-from memsvc.device.page_table import PageTables
+from memsvc.process import StopFlag
 from memsvc.rpc import Rpc
 from memsvc.wire import links
 from memsvc.wire.mem import Layout, Registered
 from target_worker.config import TargetConfig
 from target_worker.executor import Executor
+from target_worker.linear_memory import LinearMemory
 from target_worker.mem_link import DRAFT_KV, MemLink
-from target_worker.model.config import TARGET_KV, TargetShape, fingerprint
+from target_worker.model.config import TargetShape, fingerprint, kind_specs
 from target_worker.model.decoder import Decoder
 from target_worker.model.weights import load_target
+from target_worker.pools import kv_pool, page_tables
 from target_worker.runner import Runner
 from target_worker.scheduler import Links, Scheduler
 from target_worker.spec_link import DraftContract, SpecLink
+from target_worker.state_link import StateLink
 from target_worker.text_link import TextLink
 
 logger = logging.getLogger(__name__)
@@ -40,48 +44,50 @@ class Worker:
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         self._config = config
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         model, shape = load_target(config.model_path, config.dtype, config.device, config.load_format)
         self._load_s = time.monotonic() - started
         self._model = model
-        self._client = MemoryClient(run_dir, timeout_s=10.0)
-        registered = self._register(shape)
-        runner, tables = self._make_runner(registered, model)
-        mem = MemLink(self._client, registered.layout, tables)
-        spec = self._make_spec(registered, model, run_dir) if config.draft else None
-        self._scheduler = Scheduler(
-            config,
-            Links(mem, TextLink(self._context, run_dir), spec),
-            Executor(runner, config.simulate_accept_length),
-        )
+        with ExitStack() as stack:
+            self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+            stack.callback(self._context.destroy, linger=0)
+            self._client = MemoryClient(run_dir, timeout_s=10.0)
+            stack.push(self._client)
+            registered = self._register(shape)
+            self._runner = self._make_runner(registered, model)
+            executor = Executor(self._runner, config.simulate_accept_length)
+            linear = self._runner.linear
+            states = StateLink(registered.layout, linear.table, executor.catch_up) if linear else None
+            mem = MemLink(self._client, registered.layout, self._runner.tables, states)
+            self._spec = self._make_spec(registered, model, run_dir) if config.draft else None
+            neighbours = Links(mem, TextLink(self._context, run_dir), self._spec)
+            self._scheduler = Scheduler(config, neighbours, executor)
+            self._opened = stack.pop_all()
 
     def _register(self, shape: TargetShape) -> Registered:
         config = self._config
         dtype = shape.resolve_dtype(config.dtype)
-        # The draft co-writes pages of the same requests, so they are this registration's too.
-        kinds = [TARGET_KV, DRAFT_KV] if config.draft else [TARGET_KV]
+        kinds = [kind.name for kind in kind_specs(shape, config.page_size, dtype, config.block_size)]
+        if config.draft:
+            # The draft co-writes pages of the same requests, so they are this registration's too.
+            kinds.append(DRAFT_KV)
         return self._client.register(
             config.engine, "target", kinds, fingerprint(config.model_path, dtype, config.load_format)
         )
 
-    def _make_runner(self, registered: Registered, model: Decoder) -> tuple[Runner, PageTables]:
+    def _make_runner(self, registered: Registered, model: Decoder) -> Runner:
         config, layout, shape = self._config, registered.layout, model.shape
         arena = map_arena(registered.fd_endpoint, layout.arena_bytes, config.device)
-        kind = next(kind for kind in layout.kinds if kind.name == TARGET_KV)
-        kv_shape = KvShape(
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=model.dtype,
-        )
-        tables = PageTables(
-            max_reqs=config.max_running_requests,
-            max_pages=-(-(config.context_len + config.block_size) // layout.page_size),
-            page_size=layout.page_size,
-            device=config.device,
-        )
         features = _exchange(arena, layout, config, model) if config.target_layer_ids else None
-        return Runner(model, KvPool(arena, kind, kv_shape), tables, features, list(config.target_layer_ids)), tables
+        return Runner(
+            model,
+            kv_pool(arena, layout, shape, model.dtype),
+            page_tables(layout, config),
+            features,
+            list(config.target_layer_ids),
+            LinearMemory.of_layout(
+                arena, layout, model, max_reqs=config.max_running_requests, block_size=config.block_size
+            ),
+        )
 
     def _make_spec(self, registered: Registered, model: Decoder, run_dir: Path) -> SpecLink:
         contract = DraftContract(
@@ -107,16 +113,23 @@ class Worker:
             )
         return lines
 
-    def step(self) -> None:
-        """One round of the scheduler."""
-        self._scheduler.step()
+    def run(self, stop: StopFlag, beat: Callable[[], None]) -> None:
+        """Serve until stop is set. Beats with every round, with every layer of a forward, and while the draft works.
+
+        Raises FencedError or ServiceDown when the memory service gives this client up.
+        """
+        self._runner.on_layer = beat
+        if self._spec is not None:
+            self._spec.on_wait = beat
+        while not stop.is_set:
+            beat()
+            self._scheduler.step()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._client.__exit__(*exc_info)
-        self._context.destroy(linger=0)
+        self._opened.close()
 
 
 def _exchange(arena: torch.Tensor, layout: Layout, config: TargetConfig, model: Decoder) -> torch.Tensor:

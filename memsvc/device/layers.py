@@ -8,7 +8,16 @@ import torch.nn.functional as F
 from memsvc.device.packed import is_packable, pack, packed_linear
 from memsvc.device.rope import Rotary
 
-__all__ = ["ACTIVATIONS", "GatedMlp", "Linear", "RMSNorm", "Rotary", "activation"]
+__all__ = [
+    "ACTIVATIONS",
+    "GatedMlp",
+    "GatedRMSNorm",
+    "Linear",
+    "RMSNorm",
+    "Rotary",
+    "ZeroCentredRMSNorm",
+    "activation",
+]
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -40,6 +49,29 @@ class RMSNorm:
         wide = x.float()
         variance = wide.pow(2).mean(-1, keepdim=True)
         return self.weight * (wide * torch.rsqrt(variance + self.eps)).to(x.dtype)
+
+
+class ZeroCentredRMSNorm(RMSNorm):
+    """(1 + weight) * x / sqrt(mean(x^2) + eps), all of it in float32, rounded to x's dtype at the end."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        super().__init__(1.0 + weight.float(), eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        variance = wide.pow(2).mean(-1, keepdim=True)
+        return (wide * torch.rsqrt(variance + self.eps) * self.weight).to(x.dtype)
+
+
+class GatedRMSNorm(RMSNorm):
+    """The plain norm of x, in the gate's dtype, times silu(gate) in float32."""
+
+    def gated(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """x and gate [..., d], x of any dtype; the result has gate's."""
+        wide = x.float()
+        variance = wide.pow(2).mean(-1, keepdim=True)
+        normed = self.weight * (wide * torch.rsqrt(variance + self.eps)).to(gate.dtype)
+        return (normed * F.silu(gate.float())).to(gate.dtype)
 
 
 class Linear:

@@ -11,10 +11,14 @@ class Match(Msg, frozen=True):
 
 
 class Matched(Msg, frozen=True):
-    """prefix_len tokens have target pages; the draft could read from draft_valid_from."""
+    """prefix_len tokens have target pages; the draft could read from draft_valid_from.
+
+    state_len is the last length up to there with a checkpoint, which is where a recurrent model goes on.
+    """
 
     prefix_len: int
     draft_valid_from: int
+    state_len: int = 0
 
 
 class Pin(Msg, frozen=True):
@@ -103,6 +107,16 @@ class Stats(Msg, frozen=True):
     unusable_bytes: int
     """Free bytes that no kind can use as they are: holes in frames cut for another kind."""
     num_bad_frames: int = 0
+    num_checkpoints: int = 0
+    """Checkpoints in the tree now."""
+    num_frozen: int = 0
+    """States that became checkpoints."""
+    num_freeze_skipped: int = 0
+    """Those that did not for want of room."""
+    num_thinned: int = 0
+    """Checkpoints given up because others on their path are as good."""
+    state_short_tokens: int = 0
+    """Tokens whose target pages were cached, but after the last checkpoint: computed again."""
 
 
 class Check(Msg, frozen=True):

@@ -13,6 +13,9 @@ class KindSpec(Msg, frozen=True):
     """Per-request kinds: pages every open request holds. Token kinds: 0."""
     window: int = 0
     """Token kinds: only the last `window` tokens are ever read; 0 means all of them."""
+    is_state: bool = False
+    """Per-request kinds: the pages sum up everything before some token (a recurrent state), so a copy
+    that stands at a page boundary lets another request go on from there."""
 
 
 class KindLayout(Msg, frozen=True):
@@ -27,6 +30,7 @@ class KindLayout(Msg, frozen=True):
     stride_bytes: int
     num_pages: int
     """Ids are in [pages_per_frame, num_pages); 0 is the dummy page, 1..pages_per_frame-1 do not exist."""
+    is_state: bool = False
 
 
 class Layout(Msg, frozen=True):
@@ -93,6 +97,20 @@ class Commit(Msg, frozen=True):
     tokens: list[bytes]
 
 
+class Freeze(Msg, frozen=True):
+    """The state of rids[i] stands at lens[i] tokens: a page boundary, committed, past where it came from.
+
+    Its pages become a checkpoint of the tree and are never written again; the request reads them until
+    it writes a state into other ones. For a request that goes on, the reply names these in remap; if it
+    does not, there was no room, or a checkpoint is there already, and the request keeps its pages. The
+    pages of a request that the same Step closes are given away, which needs no room. Nothing that runs
+    beside this Step may write them.
+    """
+
+    rids: list[ReqId]
+    lens: list[int]
+
+
 class Close(Msg, frozen=True):
     """End requests. What is full and committed stays in the tree, the rest goes to limbo."""
 
@@ -115,7 +133,7 @@ class ResetDraft(Msg, frozen=True):
 
 
 class Step(Msg, frozen=True):
-    """One scheduler step: commit, reset_draft, close, reserve, open, in that order, None = nothing.
+    """One scheduler step: commit, freeze, reset_draft, close, reserve, open, in that order, None = nothing.
 
     num is consecutive from 1 within an epoch. One of the last four nums gets the same reply again; an
     older one and a gap are a BadRequest. done_step is the num of the newest Step whose grants no running kernel can still
@@ -131,13 +149,16 @@ class Step(Msg, frozen=True):
     closes: list[Close] = []
     reserve: Reserve | None = None
     opens: list[OpenReq] = []
+    freeze: Freeze | None = None
 
 
 class Opened(Msg, frozen=True):
     """prefix_len tokens are cached: pages[kind][i] is page i of the hit, 0 where there is none.
 
     Per-request kinds list their pages_per_req pages. The draft may read tokens from
-    draft_valid_from on. checkpoint_at: lengths at which a recurrent state should be stored.
+    draft_valid_from on. checkpoint_at: lengths, ascending, at which the state is worth a Freeze.
+    state_in: by kind the pages of the state at prefix_len, to be read and never written; empty for
+    other kinds, and everywhere if prefix_len is 0.
     """
 
     rid: ReqId
@@ -145,6 +166,7 @@ class Opened(Msg, frozen=True):
     pages: list[list[PageId]]
     draft_valid_from: int
     checkpoint_at: list[int] = []
+    state_in: list[list[PageId]] = []
 
 
 class TooLarge(Msg, frozen=True):

@@ -16,11 +16,17 @@ from memsvc.device.hf_config import (
     rope_spec,
 )
 from memsvc.wire.mem import KindSpec
+from target_worker.model.linear_spec import FULL, LINEAR, LinearSpec, read_layer_types, read_linear_spec, ring_rows
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+HYBRIDS = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3NextForCausalLM")
+"""Gated delta net layers and gated attention. Of ForConditionalGeneration the text part alone is read."""
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", *HYBRIDS)
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TARGET_KV = "target_kv"
+STATE = "state"
+RING = "ring"
 
+_HEAD_DIMS = {"Qwen3ForCausalLM": 128} | dict.fromkeys(HYBRIDS, 256)
 _SAMPLE_BYTES = 1 << 16
 _NUM_SAMPLES = 16
 
@@ -67,6 +73,10 @@ class TargetShape:
     """End-of-sequence ids of config.json and generation_config.json, ascending."""
     stored_dtype: str
     """dtype that the checkpoint says it has, empty if it says nothing."""
+    layer_types: tuple[str, ...]
+    """FULL or LINEAR, a layer each."""
+    linear: LinearSpec | None
+    """The gated delta net layers; None if no layer is LINEAR."""
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "TargetShape":
@@ -84,37 +94,53 @@ class TargetShape:
     def from_json(cls, config: dict[str, Any], generation: dict[str, Any]) -> "TargetShape":
         """The shape that a parsed config.json and generation_config.json (or {}) describe."""
         architecture = _architecture(config)
-        _refuse_unsupported(config)
-        hidden_size = get_int(config, "hidden_size")
-        num_heads = get_int(config, "num_attention_heads")
-        num_kv_heads = get_int(config, "num_key_value_heads", num_heads)
+        text = config | (config.get("text_config") or {})
+        _refuse_unsupported(config, text)
+        is_hybrid = architecture in HYBRIDS
+        layer_types = read_layer_types(text, may_be_linear=is_hybrid)
+        hidden_size = get_int(text, "hidden_size")
+        num_heads = get_int(text, "num_attention_heads")
+        num_kv_heads = get_int(text, "num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} key-value heads")
-        is_qwen2, is_qwen3 = architecture == "Qwen2ForCausalLM", architecture == "Qwen3ForCausalLM"
-        head_dim = get_int(config, "head_dim", 128 if is_qwen3 else hidden_size // num_heads)
-        attention_bias = get_bool(config, "attention_bias", False)
-        rope = rope_spec(config, head_dim)
+        head_dim = get_int(text, "head_dim", _HEAD_DIMS.get(architecture, hidden_size // num_heads))
+        rope = rope_spec({"partial_rotary_factor": 0.25} | text if is_hybrid else text, head_dim)
         return cls(
             architecture=architecture,
-            num_layers=get_int(config, "num_hidden_layers"),
+            num_layers=len(layer_types),
             hidden_size=hidden_size,
-            intermediate_size=get_int(config, "intermediate_size"),
+            intermediate_size=get_int(text, "intermediate_size"),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            vocab_size=get_int(config, "vocab_size"),
-            rms_norm_eps=get_float(config, "rms_norm_eps", 1e-6),
-            hidden_act=config.get("hidden_act") or "silu",
-            tie_word_embeddings=get_bool(config, "tie_word_embeddings", False),
-            qkv_bias=is_qwen2 or attention_bias,
-            o_bias=attention_bias and not is_qwen2,
-            mlp_bias=get_bool(config, "mlp_bias", False) and architecture == "LlamaForCausalLM",
-            qk_norm=is_qwen3,
+            vocab_size=get_int(text, "vocab_size"),
+            rms_norm_eps=get_float(text, "rms_norm_eps", 1e-6),
+            hidden_act=text.get("hidden_act") or "silu",
+            tie_word_embeddings=get_bool(text | config, "tie_word_embeddings", False),
+            **_biases(architecture, text),
+            qk_norm=architecture == "Qwen3ForCausalLM" or is_hybrid,
             rope=rope,
-            max_positions=max_positions(config, rope),
-            eos_ids=_eos_ids(config, generation),
-            stored_dtype=_stored_dtype(config),
+            max_positions=max_positions(text, rope),
+            eos_ids=_eos_ids(config, text, generation),
+            stored_dtype=_stored_dtype(text),
+            layer_types=layer_types,
+            linear=read_linear_spec(text) if LINEAR in layer_types else None,
         )
+
+    @property
+    def is_hybrid_family(self) -> bool:
+        """Norms are zero-centred and attention's output is gated."""
+        return self.architecture in HYBRIDS
+
+    @property
+    def num_full_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.layer_types.count(FULL)
+
+    @property
+    def num_linear_layers(self) -> int:
+        """Layers with a recurrent state."""
+        return self.layer_types.count(LINEAR)
 
     @property
     def group_size(self) -> int:
@@ -131,11 +157,25 @@ class TargetShape:
         return name
 
 
-def kind_specs(shape: TargetShape, page_size: int, dtype: str) -> list[KindSpec]:
-    """The kinds this target needs: one page of target_kv holds page_size tokens of all layers."""
+def kind_specs(shape: TargetShape, page_size: int, dtype: str, block_size: int = 1) -> list[KindSpec]:
+    """The kinds this target needs. block_size: rows of a verify block, which the rings have to hold twice.
+
+    A page of target_kv holds page_size tokens of all FULL layers; one of state or ring belongs to one LINEAR layer
+    of one request.
+    """
     item = DTYPE_BYTES[shape.resolve_dtype(dtype)]
-    token_bytes = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * item
-    return [KindSpec(name=TARGET_KV, page_bytes=page_size * token_bytes, tokens_per_page=page_size)]
+    token_bytes = shape.num_full_layers * 2 * shape.num_kv_heads * shape.head_dim * item
+    kinds = [KindSpec(name=TARGET_KV, page_bytes=page_size * token_bytes, tokens_per_page=page_size)]
+    if shape.linear is None:
+        return kinds
+    state_bytes = shape.linear.state_bytes(item)
+    ring_bytes = shape.linear.ring_bytes(ring_rows(page_size, block_size), item)
+    per_req = shape.num_linear_layers
+    return [
+        *kinds,
+        KindSpec(name=STATE, page_bytes=state_bytes, tokens_per_page=0, pages_per_req=per_req, is_state=True),
+        KindSpec(name=RING, page_bytes=ring_bytes, tokens_per_page=0, pages_per_req=per_req),
+    ]
 
 
 def fingerprint(path: str | Path, dtype: str, load_format: str = "auto") -> str:
@@ -161,20 +201,35 @@ def _architecture(config: dict[str, Any]) -> str:
     for name in names:
         if name in ARCHITECTURES:
             return name
-    raise ValueError(f"architectures {names} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    what = "a mixture of experts" if any("Moe" in str(name) for name in names) else "not supported"
+    raise ValueError(f"architectures {names} is {what}; supported are {', '.join(ARCHITECTURES)}")
 
 
-def _refuse_unsupported(config: dict[str, Any]) -> None:
-    if config.get("quantization_config"):
+def _biases(architecture: str, config: dict[str, Any]) -> dict[str, bool]:
+    is_qwen2, attention = architecture == "Qwen2ForCausalLM", get_bool(config, "attention_bias", False)
+    return {
+        "qkv_bias": is_qwen2 or attention,
+        "o_bias": attention and not is_qwen2,
+        "mlp_bias": get_bool(config, "mlp_bias", False) and architecture == "LlamaForCausalLM",
+    }
+
+
+def _refuse_unsupported(config: dict[str, Any], text: dict[str, Any]) -> None:
+    if config.get("quantization_config") or text.get("quantization_config"):
         raise ValueError("quantization_config is set; quantised checkpoints are not supported")
-    layer_types = config.get("layer_types") or []
-    sliding = config.get("use_sliding_window") and config.get("sliding_window")
-    if sliding and not layer_types:
-        sliding = get_int(config, "num_hidden_layers") > (config.get("max_window_layers") or 0)
-    odd = sorted({name for name in layer_types if name != "full_attention"})
-    if odd or (sliding and not layer_types):
-        what = f"layer_types {odd}" if odd else f"sliding_window {config['sliding_window']}"
-        raise ValueError(f"{what} is not supported; the target's layers must all be full_attention")
+    # Qwen3-Next has 512 experts where its config names no number.
+    experts = text.get("num_experts", 512 if "Qwen3NextForCausalLM" in config["architectures"] else 0)
+    if experts:
+        raise ValueError(f"num_experts is {experts}; mixtures of experts are not supported")
+    if text.get("attn_output_gate") is False:
+        raise ValueError("attn_output_gate is false; attention without its gate is not supported")
+    sliding = text.get("use_sliding_window") and text.get("sliding_window")
+    if sliding and not text.get("layer_types"):
+        sliding = get_int(text, "num_hidden_layers") > (text.get("max_window_layers") or 0)
+        if sliding:
+            raise ValueError(
+                f"sliding_window {text['sliding_window']} is not supported; the target's layers must all be {FULL}"
+            )
 
 
 def _eos_ids(*configs: dict[str, Any]) -> tuple[int, ...]:

@@ -45,12 +45,12 @@ class Reference:
         return self.prompt_ids + self.answer_ids
 
 
-def greedy_answers(folder: Path, prompts: list[str], max_tokens: int) -> list[Reference]:
+def greedy_answers(folder: Path, prompts: list[str], max_tokens: int, num_threads: int = 2) -> list[Reference]:
     """generate(do_sample=False) in fp32, one prompt at a time. The text is without special tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     threads = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(num_threads)
     references = []
     try:
         for prompt in prompts:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from memsvc.core.config import PoolConfig
 from memsvc.core.manager import MemoryManager
 from memsvc.device.page_table import PageTables
+from memsvc.device.state_table import StateTable
 from memsvc.registration import Registration, StepParts
 from memsvc.wire import links
 from memsvc.wire.base import WIRE_VERSION, FinishReason, PageId, ReqId, pack_tokens
@@ -22,7 +23,9 @@ from target_worker.mem_link import MemLink
 from target_worker.plan import StepPlan
 from target_worker.req import FeatureRows, Req
 from target_worker.scheduler import Links, Scheduler
+from target_worker.state_link import StateLink
 from target_worker.trace import StepTrace
+from tests.support.toy_states import NUM_LAYERS, ToyStates, toy_kinds
 
 VOCAB = 1000
 EOS = 7
@@ -182,8 +185,9 @@ class ToySpec:
 class ToyExecutor:
     """Executor with the toy model; asserts that what it reads through the tables is what was committed."""
 
-    def __init__(self, tables: PageTables, taps: bool) -> None:
+    def __init__(self, tables: PageTables, taps: bool, states: ToyStates | None = None) -> None:
         self.memory: dict[tuple[int, int], int] = {}
+        self.states = states
         self._tables = tables
         self._taps = taps
 
@@ -194,7 +198,7 @@ class ToyExecutor:
         row = 0
         for req in plan.decode:
             block = [req.tokens[-1], *drafts.get(req.rid, [])]
-            logits = self._forward(req, block)
+            logits = self._forward(req, block, num_certain=1)
             tokens = [logits[0]]
             while len(tokens) < len(block) and tokens[-1] == block[len(tokens)] and tokens[-1] != EOS:
                 tokens.append(logits[len(tokens)])
@@ -203,12 +207,17 @@ class ToyExecutor:
             row += len(block)
         for req, num in plan.chunks.items():
             chunk = req.tokens[req.computed_len : req.computed_len + num]
-            last = self._forward(req, chunk)[-1]
+            last = self._forward(req, chunk, num_certain=num)[-1]
             if req.computed_len + num == len(req.tokens):
                 emitted[req] = [last]
             self._advance(req, num, row)
             row += num
         return emitted
+
+    def catch_up(self, reqs: list[Req]) -> None:
+        for req in reqs:
+            if self.states is not None:
+                self.states.run(req, [], 0)
 
     def stops(self, _req: Req, token: int) -> bool:
         return token == EOS
@@ -218,7 +227,9 @@ class ToyExecutor:
             req.draft.pending = FeatureRows(req.computed_len, num, row)
         req.computed_len += num
 
-    def _forward(self, req: Req, block: list[int]) -> list[int]:
+    def _forward(self, req: Req, block: list[int], num_certain: int) -> list[int]:
+        if self.states is not None:
+            self.states.run(req, block, num_certain)
         start, size = req.computed_len, self._tables.page_size
         table = self._tables.table[req.row].tolist()
         for position, token in enumerate(block, start):
@@ -235,22 +246,26 @@ class ToyEngine:
 
     def __init__(
         self, *, num_frames: int, page_size: int = 4, k: int = 0, max_running: int = 4, max_prefill: int = 16,
-        wrong_every: int = 3, manager: MemoryManager | None = None, engine: str = "toy",
+        wrong_every: int = 3, manager: MemoryManager | None = None, engine: str = "toy", recurrent: bool = False,
     ) -> None:  # fmt: skip
-        kinds = [KindSpec("target_kv", TARGET_PAGE_BYTES, page_size)]
+        kinds = [KindSpec("target_kv", TARGET_PAGE_BYTES, page_size), *(toy_kinds() if recurrent else [])]
         if k:
             kinds.append(KindSpec("draft_kv", DRAFT_PAGE_BYTES, page_size))
         self.manager = manager or MemoryManager(pool_config(kinds, page_size, num_frames))
         client = ToyClient(self.manager, engine)
         config = TargetConfig(
             run_dir="", model_path="", max_running_requests=max_running, max_prefill_tokens=max_prefill,
-            num_draft_tokens=k, draft=k > 0, target_layer_ids=(0,) if k else (),
+            page_size=page_size, num_draft_tokens=k, draft=k > 0, target_layer_ids=(0,) if k else (),
         )  # fmt: skip
         tables = PageTables(max_reqs=max_running, max_pages=256, page_size=page_size)
-        mem = MemLink(client, client.registered.layout, tables)
+        table = StateTable(max_reqs=max_running, num_layers=NUM_LAYERS) if recurrent else None
+        self.states = ToyStates(table, page_size, 1 + k) if table else None
+        self.executor = ToyExecutor(tables, taps=k > 0, states=self.states)
+        states = StateLink(client.registered.layout, table, self.executor.catch_up) if table else None
+        mem = MemLink(client, client.registered.layout, tables, states)
         self.text = ToyText()
         self.spec = ToySpec(page_size, k, wrong_every, has_pages=True) if k else None
-        self.scheduler = Scheduler(config, Links(mem, self.text, self.spec), ToyExecutor(tables, taps=k > 0))
+        self.scheduler = Scheduler(config, Links(mem, self.text, self.spec), self.executor)
         self.prompts: dict[ReqId, tuple[list[int], int]] = {}
 
     def submit(self, rid: int, prompt: list[int], max_tokens: int, *, priority: int = 0, out: int = 0) -> None:

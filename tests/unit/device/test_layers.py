@@ -4,11 +4,20 @@ from typing import Any
 
 import pytest
 import torch
+import transformers.models.qwen3_5.modeling_qwen3_5 as modeling
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from memsvc.device.hf_config import rope_spec
-from memsvc.device.layers import GatedMlp, Linear, RMSNorm, Rotary, activation
+from memsvc.device.layers import (
+    GatedMlp,
+    GatedRMSNorm,
+    Linear,
+    RMSNorm,
+    Rotary,
+    ZeroCentredRMSNorm,
+    activation,
+)
 from memsvc.device.rope import inverse_frequencies
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256}
@@ -109,3 +118,18 @@ def test_a_packed_linear_equals_a_plain_one(dtype: torch.dtype, with_bias: bool)
         assert got.dtype == dtype
         assert torch.allclose(got.float(), want.float(), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
     assert packed.pack() is packed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norms_of_hybrids_are_centred_and_gated_as_transformers_has_them(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    x, gate, weight = torch.randn(5, 4, 16) * 3, torch.randn(5, 4, 16), torch.randn(16) / 4
+    x, gate, weight = x.to(dtype), gate.to(dtype), weight.to(dtype)
+    centred, gated = modeling.Qwen3_5RMSNorm(16, 1e-5).to(dtype), modeling.Qwen3_5RMSNormGated(16, 1e-5).to(dtype)
+    with torch.no_grad():
+        centred.weight.copy_(weight)
+        gated.weight.copy_(weight)
+        assert torch.equal(ZeroCentredRMSNorm(weight, 1e-5)(x), centred(x))
+        assert torch.equal(GatedRMSNorm(weight, 1e-5).gated(x, gate), gated(x, gate))
+    got = GatedRMSNorm(weight, 1e-5).gated(x.float(), gate)
+    assert got.dtype == dtype

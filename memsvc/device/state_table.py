@@ -1,0 +1,48 @@
+"""Page ids of the per-request kinds: which state each request reads, which it writes, and its rings."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memsvc.wire.base import PageId
+
+
+class StateTable:
+    """Three page ids for each row and linear layer, int32 on the host. Rows are those of the target's PageTables.
+
+    A request reads its state from state_in and writes it to state_out. They differ after a prefix hit, and after
+    the state it stands on was frozen; the first write ends that (wrote).
+    """
+
+    def __init__(self, *, max_reqs: int, num_layers: int) -> None:
+        self.num_layers = num_layers
+        form = (max_reqs + 1, num_layers)
+        self.state_in = np.zeros(form, dtype=np.int32)
+        self.state_out = np.zeros(form, dtype=np.int32)
+        self.ring = np.zeros(form, dtype=np.int32)
+
+    def open(
+        self, row: int, *, state_out: Sequence[PageId], ring: Sequence[PageId], state_in: Sequence[PageId]
+    ) -> None:
+        """Pages of a new request, one a layer. state_in is the frozen state of its hit, or empty without one."""
+        self._set(self.state_out, row, state_out)
+        self._set(self.ring, row, ring)
+        self._set(self.state_in, row, state_in or [PageId(0)] * self.num_layers)
+
+    def wrote(self, row: int) -> None:
+        """A forward wrote the state: from now on it is read where it was written."""
+        self.state_in[row] = self.state_out[row]
+
+    def freeze(self, row: int, state_out: Sequence[PageId]) -> None:
+        """The state that the request stands on is never written again; its next one goes to state_out."""
+        self._set(self.state_out, row, state_out)
+
+    def close(self, row: int) -> None:
+        """Clear the row."""
+        for table in (self.state_in, self.state_out, self.ring):
+            table[row] = 0
+
+    def _set(self, table: np.ndarray, row: int, pages: Sequence[PageId]) -> None:
+        if len(pages) != self.num_layers or min(pages) < 0:
+            raise ValueError(f"row {row} needs a page for each of {self.num_layers} linear layers, got {list(pages)}")
+        table[row] = pages
