@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo "error: '$(PYTHON) -m venv' failed; on Debian and Ubuntu it is in the package python3-venv" >&2; \
 		rm -rf $(VENV); exit 1; }
-	MEMSVC_INTERPRETED=1 $(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,lint,compile]'
+	MEMSVC_INTERPRETED=1 $(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,lint,compile,train]'
 	@touch $@
 
 compile: $(COMPILED)

@@ -1,0 +1,97 @@
+"""`python -m draft_worker.train.run`: generate, then train, in slices; the same command again goes on.
+
+For machines that are lent for minutes: everything that is needed to go on lies in --work, and what is
+worth keeping is copied to --home in files of at most 15 MiB after each slice.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from draft_worker.train.config import DrafterConfig, GenerateConfig, LossConfig, TrainConfig, model_folder_help
+from draft_worker.train.flags import parse, target_folder
+from draft_worker.train.generate import STEM, generate
+from draft_worker.train.plot import plot
+from draft_worker.train.sequences import SUFFIX, write_sequences
+from draft_worker.train.start import begin
+from draft_worker.train.trainer import LOG_FILE, Paths, Trainer
+
+logger = logging.getLogger(__name__)
+
+FILE_BYTES = 15 << 20
+_LEAST_SLICE_S = 30.0
+"""A slice with less time left for training than this does not begin it."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """One slice."""
+    started = time.monotonic()
+    parser = argparse.ArgumentParser(prog="python -m draft_worker.train.run", description=__doc__)
+    parser.add_argument("--target", required=True, help=model_folder_help())
+    parser.add_argument("--prompts", required=True, type=Path, help="file or folder made by train.prompts")
+    parser.add_argument("--work", required=True, type=Path, help="folder that stays between slices")
+    parser.add_argument("--home", required=True, type=Path, help="folder for what is to be brought home")
+    parser.add_argument("--init", type=Path, default=None, help="drafter to start from")
+    parser.add_argument("--slice-seconds", type=float, default=480.0, help="length of this slice (default 480)")
+    parser.add_argument("--keep-answers", action="store_true", help="bring the answers home, not the drafter")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args, *configs = parse(parser, argv, GenerateConfig, DrafterConfig, LossConfig, TrainConfig)
+    begin(args.device)
+    target = target_folder(args.target)
+    answers = _answers(args, target, configs[0])
+    left = args.slice_seconds - (time.monotonic() - started)
+    if left > _LEAST_SLICE_S:
+        paths = Paths(
+            target=target, answers=answers, state=args.work / "state", out=args.work / "drafter", init=args.init
+        )
+        config = replace(configs[3], max_seconds=left)
+        _train(Trainer(paths, configs[1], configs[2], config, args.device), paths)
+    _bring_home(args)
+
+
+def _answers(args: argparse.Namespace, target: Path, config: GenerateConfig) -> Path:
+    """The folder of answers, made first if an earlier slice has not."""
+    folder = args.work / STEM
+    facts_file = folder / f"{STEM}.json"
+    if not facts_file.is_file():
+        sequences, facts = generate(target, args.prompts, args.device, config)
+        write_sequences(folder, STEM, sequences, FILE_BYTES)
+        facts_file.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+        if args.device.startswith("cuda"):
+            # The cache of a generation is larger than what training leaves free.
+            gc.collect()
+            torch.cuda.empty_cache()
+    return folder
+
+
+def _train(trainer: Trainer, paths: Paths) -> None:
+    if trainer.is_done:
+        logger.info("all steps are made: steps=%d", trainer.progress.step)
+        return
+    trainer.run()
+    plot(paths.state / LOG_FILE, paths.state / "train.png")
+
+
+def _bring_home(args: argparse.Namespace) -> None:
+    """Copy log, picture, figures, and the drafter, or the answers if they are asked for."""
+    args.home.mkdir(parents=True, exist_ok=True)
+    work: Path = args.work
+    wanted = [work / STEM / f"{STEM}.json", work / "state" / LOG_FILE, work / "state" / "train.png"]
+    wanted += (work / STEM).glob(f"*{SUFFIX}") if args.keep_answers else (work / "drafter").glob("*")
+    for file in wanted:
+        if file.is_file():
+            shutil.copyfile(file, args.home / file.name)
+    sizes = {file.name: file.stat().st_size for file in sorted(args.home.iterdir())}
+    logger.info("home files=%d bytes=%d %s", len(sizes), sum(sizes.values()), sizes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The frozen target in training: features of whole sequences, and its distributions at drafted rows."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from target_worker.model.decoder import Decoder
+
+_CHUNK = 8192
+"""Rows whose logits over the whole vocabulary are held at a time."""
+
+
+def refuse_recurrent(model: Decoder) -> None:
+    """Raise ValueError for a target whose layers do not all attend: whole sequences are computed by attention alone."""
+    if model.delta_layers:
+        raise ValueError(
+            f"{len(model.delta_layers)} layers of the target are recurrent, and drafters are trained for targets of attention layers only"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenTarget:
+    """A target without memory: every call computes whole sequences."""
+
+    model: Decoder
+    taps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        refuse_recurrent(self.model)
+
+    @torch.no_grad()
+    def read(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features [n * T, taps * hidden] and last hidden states [n * T, hidden] of tokens int64 [n, T]."""
+        n, num_tokens = tokens.shape
+        model, width = self.model, self.model.shape.hidden_size
+        features = torch.empty((n * num_tokens, len(self.taps) * width), dtype=model.dtype, device=model.device)
+
+        def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            q, k, v = (part.reshape(n, num_tokens, -1, part.shape[-1]) for part in (q, k, v))
+            return causal_attention(q, k, v)
+
+        def tap(layer: int, x: torch.Tensor) -> None:
+            for place, tapped in enumerate(self.taps):
+                if tapped == layer:
+                    features[:, place * width : (place + 1) * width] = x
+
+        positions = torch.arange(num_tokens, device=model.device).repeat(n)
+        return features, model.hidden(tokens.flatten(), positions, attend, tap=tap)
+
+    @torch.no_grad()
+    def probabilities(self, hidden: torch.Tensor, token_ids: torch.Tensor | None, temperature: float) -> torch.Tensor:
+        """float32 [m, ids]: probability of each of token_ids (None: of all) after hidden states [m, hidden].
+
+        Normalised over the whole vocabulary, so a row of fewer ids sums to less than 1.
+        """
+        parts = []
+        for piece in hidden.split(_CHUNK):
+            scaled = self.model.logits(piece).float() / temperature
+            wanted = scaled if token_ids is None else scaled[:, token_ids]
+            parts.append(torch.exp(wanted - scaled.logsumexp(1, keepdim=True)))
+        return torch.cat(parts)
+
+
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """[n * T, heads * d]: n sequences from position 0 on; q [n, T, heads, d], k and v [n, T, kv_heads, d]."""
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2).reshape(q.shape[0] * q.shape[2], -1)

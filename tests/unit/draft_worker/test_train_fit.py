@@ -1,0 +1,196 @@
+import json
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from draft_worker.config import DraftConfig
+from draft_worker.shape import DraftShape
+from draft_worker.train import checkpoint, fit, run, trainer
+from draft_worker.train.checkpoint import Progress
+from draft_worker.train.config import TrainConfig
+from draft_worker.train.held_out import Acceptance, count_steps
+from draft_worker.train.plot import plot, read_log
+from draft_worker.train.trainer import LOG_FILE, learning_rate
+from draft_worker.weights import load_model
+from tests.support.train_rig import make_run, make_trainer, paths_of, small_drafter
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("fit")
+    make_run(made)
+    return made
+
+
+def log_of(paths, kind):
+    return read_log(paths.state / LOG_FILE)[kind]
+
+
+def test_loss_falls_and_the_drafter_loads_where_drafts_are_served(folder):
+    paths = paths_of(folder, "falls")
+    make_trainer(paths, steps=60, lr=5e-3).run()
+    losses = [entry["loss"] for entry in log_of(paths, "step")]
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:3])
+    assert log_of(paths, "held_out")[-1]["accept_length_greedy"] >= 1.0
+    config = DraftConfig(run_dir="", draft_path=str(paths.out), target_path=str(paths.target), dtype="float32")
+    assert load_model(config, DraftShape.from_folder(paths.out)).selector is not None
+    plot(paths.state / LOG_FILE, folder / "train.png")
+    assert (folder / "train.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_run_in_slices_ends_where_one_in_a_piece_does(folder):
+    whole, sliced = paths_of(folder, "whole"), paths_of(folder, "sliced")
+    make_trainer(whole).run()
+    first = make_trainer(sliced)
+    # The time of the first slice is over after three steps.
+    first._late = lambda _started: first.progress.step >= 3
+    first.run()
+    assert not first.is_done
+    second = make_trainer(sliced)
+    assert second.progress.step == 3
+    second.run()
+    assert second.is_done
+    one, other = (load_file(next(paths.state.glob("*.safetensors"))) for paths in (whole, sliced))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [entry["step"] for entry in log_of(sliced, "step")] == [2, 4, 6, 8]
+
+
+def test_a_slice_ends_when_its_time_is_over(folder, monkeypatch):
+    paths = paths_of(folder, "late")
+    made = make_trainer(paths, max_seconds=1000.0)
+    clock = iter(np.arange(0.0, 1e6, 300.0))
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: float(next(clock)))
+    made.run()
+    assert 0 < made.progress.step < 8
+    assert checkpoint.has_state(paths.state)
+
+
+def test_steps_that_fit_are_fixed_once_the_speed_is_known(folder, monkeypatch):
+    made = make_trainer(paths_of(folder, "fits"), steps=0, fit_seconds=100.0)
+    made._fix_steps([float(step) / 10 for step in range(40)])
+    assert made.progress.total_steps == 0
+    made._fix_steps([float(step) / 10 for step in range(61)])
+    assert made.progress.total_steps == 940
+    made._fix_steps([float(step) for step in range(61)])
+    assert made.progress.total_steps == 940
+
+
+def test_the_number_of_steps_is_remembered_and_can_be_changed(folder):
+    paths = paths_of(folder, "remembers")
+    make_trainer(paths, steps=2).run()
+    assert make_trainer(paths, steps=0).progress.total_steps == 2
+    assert make_trainer(paths, steps=5).progress.total_steps == 5
+
+
+def test_a_state_of_another_drafter_is_refused(folder):
+    paths = paths_of(folder, "other")
+    make_trainer(paths, steps=1).run()
+    with pytest.raises(ValueError, match="holds a run of"):
+        make_trainer(paths, small_drafter(rank=5))
+
+
+def test_a_drafter_can_start_from_another_one_and_from_one_without_selector(folder):
+    old = paths_of(folder, "v1")
+    make_trainer(old, small_drafter(version=1), steps=2).run()
+    new = paths_of(folder, "v2")
+    made = make_trainer(type(new)(target=new.target, answers=new.answers, state=new.state, out=new.out, init=old.out))
+    stored = load_file(old.out / "model.safetensors")
+    model = made.model()
+    assert torch.equal(model.feature_proj.weight, stored["fc.weight"].float())
+    assert model.selector is not None
+    assert not model.selector.successor.any()
+
+
+def test_a_crash_while_saving_leaves_the_state_before(folder, monkeypatch):
+    paths = paths_of(folder, "crash")
+    made = make_trainer(paths, steps=2)
+    made.run()
+
+    def crash(*_args):
+        raise OSError("no power")
+
+    monkeypatch.setattr(checkpoint.os, "replace", crash)
+    made.progress.step = 5
+    with pytest.raises(OSError, match="no power"):
+        made.save()
+    assert make_trainer(paths, steps=2).progress.step == 2
+
+
+def test_weights_are_cut_into_files_of_limited_size_with_an_index(folder, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 20_000)
+    paths = paths_of(folder, "shards")
+    make_trainer(paths, steps=1).run()
+    files = sorted(paths.out.glob("model-*.safetensors"))
+    assert len(files) > 2
+    index = json.loads((paths.out / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {file.name for file in files}
+    config = DraftConfig(run_dir="", draft_path=str(paths.out), target_path=str(paths.target), dtype="float32")
+    model = load_model(config, DraftShape.from_folder(paths.out))
+    assert model.draft_to_target is not None
+    assert len(model.draft_to_target) == 48
+
+
+def test_the_learning_rate_rises_to_its_peak_and_falls_by_a_cosine():
+    config = TrainConfig(lr=1.0, warmup_steps=10)
+
+    def at(step, total=110):
+        return learning_rate(config, Progress(step=step, total_steps=total))
+
+    assert at(0) == pytest.approx(0.1)
+    assert at(9) == at(10) == 1.0
+    assert at(60) == pytest.approx(0.01 + 0.99 / 2)
+    assert at(110) == pytest.approx(0.01)
+    assert at(50, total=0) == 1.0
+
+
+def test_steps_are_counted_as_serving_takes_them():
+    batch = type("Batch", (), {"is_anchor": np.array([[True] * 9])})
+    labels = np.array([[[place + 1, place + 2] for place in range(9)]])
+    drafts = labels.copy()
+    drafts[0, 0, 1] = drafts[0, 2, 0] = -5
+    acceptance = Acceptance(2)
+    # Anchors 0 (1 accepted), 2 (none), 3 (both), 6 (both); 9 has no block left.
+    count_steps(acceptance, batch, drafts, labels)
+    assert acceptance.steps == 4
+    assert acceptance.accepted.tolist() == [3, 2]
+    assert acceptance.facts("x")["accept_length_x"] == 2.25
+
+
+FLAGS = shlex.split(
+    "--slots 4 --max-new 12 --refill-every 3 --loop-share 1 --layers 1 --num-taps 1 --block-rows 3 --window 6"
+    " --draft-vocab 32 --rank 2 --top-k 4 --mask-token-id 5 --conv-group 8 --steps 4 --tokens-per-step 200"
+    " --anchor-stride 3 --warmup-steps 1 --held-out 2 --log-every 1 --device cpu"
+)
+
+
+def test_slices_of_the_driver_bring_home_what_is_worth_keeping(folder, tmp_path, monkeypatch):
+    from draft_worker.train.sequences import write_sequences
+    from tests.support.train_rig import small_prompts
+
+    monkeypatch.setattr(run, "begin", lambda _device: None)
+    write_sequences(tmp_path / "prompts", "prompts", small_prompts(8), 1 << 20)
+    command = [
+        "--target",
+        str(folder / "target"),
+        "--prompts",
+        str(tmp_path / "prompts"),
+        "--work",
+        str(tmp_path / "w"),
+    ]
+    run.main([*command, "--home", str(tmp_path / "h1"), "--slice-seconds", "0", "--keep-answers", *FLAGS])
+    assert {file.name for file in (tmp_path / "h1").iterdir()} == {"answers.json", "answers-000.safetensors.xz"}
+    run.main([*command, "--home", str(tmp_path / "h2"), *FLAGS])
+    names = {file.name for file in (tmp_path / "h2").iterdir()}
+    assert names == {"answers.json", "config.json", "model.safetensors", "train.jsonl", "train.png"}
+    before = (tmp_path / "h2" / "model.safetensors").read_bytes()
+    run.main([*command, "--home", str(tmp_path / "h3"), *FLAGS])
+    assert (tmp_path / "h3" / "model.safetensors").read_bytes() == before
+
+
+def test_a_wrong_flag_is_named(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        fit.main(["--target", "x", "--answers", "x", "--state", "x", "--out", "x", "--block-rows", "1"])
+    assert "--block-rows is 1" in capsys.readouterr().err
