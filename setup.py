@@ -1,24 +1,24 @@
 """Builds the allocator as a C extension where that is possible; everything else is in pyproject.toml.
 
-memsvc.core is plain typed Python. mypyc compiles the same files, unchanged, which takes about two
-thirds off the time of a Step (docs/decisions.md). Without mypyc or a C compiler the package is
+memsvc.core is plain typed Python. mypyc compiles the same files, unchanged, which halves
+the time of a Step (docs/decisions.md). Without mypyc or a C compiler the package is
 installed as it is and only slower: memsvc.core.COMPILED says which of the two runs. With
 MEMSVC_INTERPRETED=1 in the environment nothing is compiled.
 """
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from setuptools import Extension, setup
+from setuptools import setup
 
 CORE = Path("memsvc/core")
 INTERPRETED = {"__init__.py", "config.py"}
 """config.py holds what msgspec decodes into, which has to be an ordinary class."""
 
 
-def extensions() -> Sequence[Extension]:
+def extensions() -> list[Any]:
     """The compiled modules of memsvc.core; none where mypyc is missing or refuses."""
     if os.environ.get("MEMSVC_INTERPRETED", "") not in ("", "0"):
         return []

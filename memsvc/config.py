@@ -129,6 +129,13 @@ def _add_pool_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--exchange-bytes", "run of frames that belongs to no kind", type=parse_bytes, metavar="BYTES")
     add("--eviction-policy", "which conversation's tail goes first", choices=EVICTION_POLICIES)
+    add("--ttl-s", "policy ttl: cached text unused for so long is evicted", type=float, metavar="S")
+    add(
+        "--checkpoint-interval",
+        "tokens between stored states of a prompt, 0 = by their size",
+        type=int,
+        metavar="TOKENS",
+    )
     add("--lease-ms", "a remote client silent for so long is fenced", type=int, metavar="MS")
     add("--pin-budget-frames", "frames that pins may touch in all", type=int, metavar="FRAMES")
     add("--retract-ms", "an engine asked to give way has so long before it is fenced", type=int, metavar="MS")

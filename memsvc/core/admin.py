@@ -2,7 +2,7 @@
 
 from memsvc.core.errors import RequestError
 from memsvc.core.pins import Pins, longest
-from memsvc.core.radix import TOKEN_BYTES
+from memsvc.core.radix import TOKEN_BYTES, checkpoints_up
 from memsvc.core.reqs import Running
 from memsvc.core.stats import snapshot
 from memsvc.core.store import PageStore
@@ -30,7 +30,12 @@ class Admin:
         columns = self._store.tree_pages(node, num_pages)
         first = [self._store.window_start(kind, columns, num_pages) for kind in self._store.kinds.aux]
         valid_from = max(first, default=num_pages)
-        return Matched(prefix_len=num_pages * page_size, draft_valid_from=valid_from * page_size)
+        state = next(checkpoints_up(node, num_pages), None)
+        return Matched(
+            prefix_len=num_pages * page_size,
+            draft_valid_from=valid_from * page_size,
+            state_len=state.at * page_size if state is not None else 0,
+        )
 
     def pin(self, msg: Pin) -> Pinned:
         """Keep what is cached of these tokens."""

@@ -141,7 +141,8 @@ class Checker:
     def _check_queue(self) -> Iterator[None]:
         """Everything that counts as evictable must be reachable by eviction."""
         entries = self._store.queue.entries()
-        tails = {entry.node for entry in entries if entry.low < 0}
+        tails = {entry.node for entry in entries if entry.low < 0 and entry.checkpoint is None}
+        checkpoints = {entry.checkpoint for entry in entries}
         ranges: dict[Node, list[Entry]] = {}
         for entry in entries:
             if entry.low >= 0:
@@ -149,6 +150,9 @@ class Checker:
         for node in self._store.tree.nodes():
             if not node.lock_ref and not node.children and node not in tails:
                 self._odd(f"unlocked end of a path at page {node.end} is not queued for eviction")
+            for checkpoint in node.checkpoints.values():
+                if not self._store.is_held(checkpoint) and checkpoint not in checkpoints:
+                    self._odd(f"unlocked checkpoint at page {checkpoint.at} is not queued for eviction")
             for column in range(1, len(node.columns) if node.lock_ref else 1):
                 self._check_reachable(node, column, ranges.get(node, []))
             yield

@@ -1,5 +1,6 @@
 """Committer: takes over the new lengths of a step, and publishes what they fill."""
 
+from memsvc.core.checkpoints import Checkpoints
 from memsvc.core.outcome import Columns
 from memsvc.core.publish import Publisher
 from memsvc.core.reqs import Req
@@ -14,10 +15,11 @@ class Committer:
     All such requests are handled together; the Publisher knows every other case.
     """
 
-    def __init__(self, store: PageStore, publisher: Publisher) -> None:
+    def __init__(self, store: PageStore, publisher: Publisher, checkpoints: Checkpoints) -> None:
         self._store = store
         self._kinds = store.kinds
         self._publisher = publisher
+        self._checkpoints = checkpoints
         self._has_window = any(store.kinds.windows)
 
     def commit(self, client: Client, rows: list[CommitRow], remap: Columns) -> None:
@@ -35,6 +37,8 @@ class Committer:
                 others += plain  # published already; what is left is to release what is below the window
         for req in others:
             self._publisher.advance(client, req, remap)
+            if req.state_in is not None:
+                self._checkpoints.pass_on(client, req)
 
     def _is_plain(self, req: Req) -> bool:
         """Nobody can have published its next pages, and its draft's are valid up to the same length."""
@@ -43,6 +47,7 @@ class Committer:
             node.lock_ref == 1
             and not node.children
             and req.aux_whole
+            and req.state_in is None
             and req.aux_published == req.num_published
             and (not req.aux or req.draft_len // page_size == req.target_len // page_size)
             and self._publisher.same_draft(req)
@@ -56,12 +61,12 @@ class Committer:
             first, full = req.num_published, req.target_len // page_size
             columns = [req.tables[kind][first:full] for kind in self._kinds.token]
             self._store.tree.extend(req.node, req.tokens[first * step : full * step], columns)
-            for pages, own in zip(given, columns, strict=True):
-                pages += own
+            for column in range(len(columns)):
+                given[column] += columns[column]
             req.num_published = req.aux_published = full
             req.next_full = (full + 1) * page_size
             if req.aux:
                 req.next_aux_full = req.next_full
                 req.root.num_aux += (full - first) * len(req.aux)
-        for kind, pages in zip(self._kinds.token, given, strict=True):
-            self._publisher.give(kind, pages)
+        for column, kind in enumerate(self._kinds.token):
+            self._publisher.give(kind, given[column])

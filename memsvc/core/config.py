@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from memsvc.wire.mem import KindSpec
 
-EVICTION_POLICIES = ("lru", "lfu", "priority")
+EVICTION_POLICIES = ("lru", "lfu", "slru", "priority", "ttl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,13 @@ class PoolConfig:
     exchange_bytes: int = 0
     """A run of frames after the dummy frame that belongs to no kind."""
     eviction_policy: str = "lru"
-    """lru, lfu or priority: which conversation's tail goes first."""
+    """Which conversation's tail goes first: lru, lfu, slru (what was hit twice goes last), priority, or
+    ttl (lru, and what was unused for ttl_s goes even without need)."""
+    ttl_s: float = 3600.0
+    """Policy ttl: how long cached text stays unused."""
+    checkpoint_interval: int = 0
+    """Tokens between the checkpoints of a long prompt, in whole pages; 0 means so many that their states take
+    half the bytes of the KV between them."""
     lease_ms: int = 10_000
     """A remote client (pid 0) that is silent for so long is fenced. Local ones live as long as their pid."""
     pin_budget_frames: int = 0
@@ -60,9 +66,13 @@ class PoolConfig:
             "retract_ms",
             "slack_tokens",
             "max_extend_tokens",
+            "checkpoint_interval",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must not be negative")
+        # Written so that NaN is refused too.
+        if not self.ttl_s > 0:
+            raise ValueError(f"ttl_s is {self.ttl_s}, must be positive")
         check_kinds(self.kinds, self.page_size)
 
 
@@ -79,6 +89,10 @@ def check_kinds(kinds: list[KindSpec], page_size: int) -> None:
         if (kind.tokens_per_page == 0) != (kind.pages_per_req > 0):
             raise ValueError(
                 f"kind {kind.name}: pages_per_req is {kind.pages_per_req}; only per-request kinds have any"
+            )
+        if kind.is_state and kind.tokens_per_page:
+            raise ValueError(
+                f"kind {kind.name}: is_state with {kind.tokens_per_page} tokens a page; states are held per request"
             )
         if kind.window < 0:
             raise ValueError(f"kind {kind.name}: window is {kind.window}, must not be negative")

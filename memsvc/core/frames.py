@@ -1,12 +1,18 @@
 """FramePool: frames cut into pages of a kind, and the state of every page."""
 
 from array import array
+from typing import Final
 
 from memsvc.core.buckets import Buckets
 
-FREE, PRIVATE, TREE, PINNED, LIMBO, QUARANTINE = range(6)
-STATE_NAMES = ("free", "private", "tree", "pinned", "limbo", "quarantine")
-RESERVED = 255
+FREE: Final = 0
+PRIVATE: Final = 1
+TREE: Final = 2
+PINNED: Final = 3
+LIMBO: Final = 4
+QUARANTINE: Final = 5
+STATE_NAMES: Final = ("free", "private", "tree", "pinned", "limbo", "quarantine")
+RESERVED: Final = 255
 """frame_kind of frames that no kind may have: dummy and exchange."""
 
 

@@ -124,6 +124,7 @@ def _kind_layout(kind: KindSpec, geometry: Geometry, index: int, num_frames: int
         pages_per_frame=per_frame,
         stride_bytes=geometry.stride_bytes(index),
         num_pages=num_frames * per_frame,
+        is_state=kind.is_state,
     )
 
 

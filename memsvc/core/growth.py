@@ -49,13 +49,14 @@ class Growth:
         for kind in self._store.kinds.token:
             takers = [req for req in everyone if kind in req.token_kinds]
             pages, owner = self._store.take(kind, len(takers), ahead), self._store.pool.owner[kind]
-            for req, page in zip(takers, pages, strict=True):
+            for place, page in enumerate(pages):
+                req = takers[place]
                 table = req.tables[kind]
+                grow.rids.append(req.rid)
                 grow.idxs.append(len(table))
                 table.append(page)
                 owner[page] = req.uid
-            grow.rids += [req.rid for req in takers]
-            grow.kinds += [kind] * len(takers)
+            grow.kinds += [kind] * len(pages)
             grow.pages += pages
         page_size, filling = self._page_size, self._running.filling
         for req, more in growth:

@@ -1,11 +1,12 @@
 """The kinds of a pool as the allocator uses them: which is which, by index into Layout.kinds."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from memsvc.core.config import PoolConfig
 from memsvc.wire.mem import Layout
 
-UNBOUNDED = 1 << 40
+UNBOUNDED: Final = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +24,10 @@ class KindTable:
     pages_per_req: tuple[int, ...]
     windows: tuple[int, ...]
     """In tokens, rounded up to whole pages; 0 is no window."""
+    states: tuple[int, ...]
+    """The per-request kinds that checkpoints hold."""
+    checkpoint_pages: int
+    """Pages of text between the checkpoints of a long prompt."""
     bounds: tuple[int, ...]
     """The most pages a request holds at once, for kinds with a window; UNBOUNDED for others."""
 
@@ -60,8 +65,19 @@ def kind_table(config: PoolConfig, layout: Layout) -> KindTable:
         per_req=tuple(i for i, kind in enumerate(kinds) if not kind.tokens_per_page),
         pages_per_req=tuple(kind.pages_per_req for kind in kinds),
         windows=tuple(-(-kind.window // layout.page_size) * layout.page_size for kind in kinds),
+        states=tuple(i for i, kind in enumerate(kinds) if kind.is_state),
+        checkpoint_pages=_checkpoint_pages(config, layout),
         bounds=tuple(_bound(kind.window, config) for kind in kinds),
     )
+
+
+def _checkpoint_pages(config: PoolConfig, layout: Layout) -> int:
+    """The configured interval, or the one that makes states cost half of the KV between them."""
+    if config.checkpoint_interval:
+        return max(1, config.checkpoint_interval // config.page_size)
+    states = sum(kind.page_bytes * kind.pages_per_req for kind in layout.kinds if kind.is_state)
+    kv = next(kind.page_bytes for kind in layout.kinds if kind.tokens_per_page)
+    return max(1, round(2 * states / kv))
 
 
 def _bound(window: int, config: PoolConfig) -> int:

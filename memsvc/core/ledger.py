@@ -88,17 +88,14 @@ class Ledger:
         """What must fit for this growth to be granted: it, and the elder's rest if anyone else grows."""
         elder, own = self._running.elder, [0] * self._kinds.num_kinds
         others = own[:]
-        plain: dict[tuple[int, ...], int] = {}
         for req, more in growth:
             if req is elder:
                 own = self.needs(req, more)
-            elif req.missing:
-                others = add(others, self.needs(req, more))
-            else:
-                plain[req.token_kinds] = plain.get(req.token_kinds, 0) + more
-        for kinds, more in plain.items():
-            for kind in kinds:
+                continue
+            for kind in req.token_kinds:
                 others[kind] += more
+            for kind, _ in req.missing:
+                others[kind] += 1
         if not any(others):
             return own
         return add(others, [max(pair) for pair in zip(self.elder_ahead(), own, strict=True)])

@@ -49,7 +49,7 @@ class Lifecycle:
             engine=client.engine.name, epoch=client.epoch, pid=client.pid, since=self._store.now, waits_for=waits_for
         )
         for req in list(client.engine.reqs.values()):
-            self._quarantine.admit(ward, self._steps.end(req, "fenced"))
+            self._quarantine.admit(ward, self._steps.end(client, req, "fenced"))
         self._quarantine.admit(ward, [(kind, page) for _, kind, page in client.limbo])
         client.limbo.clear()
         self._quarantine.settle(ward)
@@ -60,7 +60,7 @@ class Lifecycle:
         self._sessions.fence(client)
         if client.role == "target":
             for req in list(client.engine.reqs.values()):
-                for kind, page in self._steps.end(req, "leave"):
+                for kind, page in self._steps.end(client, req, "leave"):
                     self._store.pool.free(kind, page)
             release_all(self._store.pool, client)
         self._gone(client)

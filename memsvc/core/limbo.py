@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 
 from memsvc.core.frames import LIMBO, QUARANTINE, FramePool
+from memsvc.core.reqs import Req
 from memsvc.core.sessions import Client
+from memsvc.core.store import PageStore
 from memsvc.wire.base import Epoch
 
 
@@ -13,12 +15,25 @@ def retire(pool: FramePool, client: Client, kind: int, page: int) -> None:
     client.limbo.append((client.last_num, kind, page))
 
 
-def release_done(pool: FramePool, client: Client) -> None:
-    """Free the client's pages of steps up to done_step."""
-    limbo, done = client.limbo, client.done_step
+def release_done(store: PageStore, client: Client) -> None:
+    """Free the client's pages, and unlock the checkpoints, of steps up to done_step."""
+    limbo, leaving, done = client.limbo, client.leaving, client.done_step
     while limbo and limbo[0][0] <= done:
         _, kind, page = limbo.popleft()
-        pool.free(kind, page)
+        store.pool.free(kind, page)
+    while leaving and leaving[0][0] <= done:
+        store.unlock_checkpoint(leaving.popleft()[2])
+
+
+def let_go_now(store: PageStore, client: Client, req: Req) -> None:
+    """The request is closed, so nothing in flight names it: unlock every checkpoint it holds."""
+    if req.state_in is not None:
+        store.unlock_checkpoint(req.state_in)
+        req.state_in = None
+    if client.leaving:
+        for entry in [entry for entry in client.leaving if entry[1] is req]:
+            client.leaving.remove(entry)
+            store.unlock_checkpoint(entry[2])
 
 
 def release_all(pool: FramePool, client: Client) -> None:

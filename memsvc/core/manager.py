@@ -160,9 +160,9 @@ class MemoryManager:
     def tick(self) -> float:
         """Do what is due: leases, pins, deadlines, a slice of the idle check. Returns seconds until the next call."""
         now = self._store.now = self._clock()
-        if self._lifecycle.expire() | self._pins.expire():
+        if self._lifecycle.expire() | self._pins.expire() | self._expire_text():
             self._touch()
-        due = min(self._lifecycle.next_due(), self._pins.next_due())
+        due = min(self._lifecycle.next_due(), self._pins.next_due(), self._next_text_due())
         idle = now - self._changed_at
         if self._checked:
             return max(0.0, min(due - now, self._config.idle_check_s))
@@ -170,6 +170,14 @@ class MemoryManager:
             return max(0.0, min(due - now, self._config.idle_check_s - idle))
         self._check_slice()
         return max(0.0, min(due - now, SLICE_GAP_S))
+
+    def _next_text_due(self) -> float:
+        first = self._store.queue.first() if self._config.eviction_policy == "ttl" else None
+        return first.key[0] + self._config.ttl_s if first is not None else float("inf")
+
+    def _expire_text(self) -> bool:
+        """Policy ttl: what nobody came back for goes."""
+        return self._config.eviction_policy == "ttl" and self._store.expire(self._store.now - self._config.ttl_s)
 
     def _check_slice(self) -> None:
         if self._checker is None or self._walk is None:
@@ -227,4 +235,9 @@ class MemoryManager:
             num_steps=steps.num_steps,
             step_seconds=self._step_seconds,
             unusable_bytes=unusable_bytes(self._store),
+            num_checkpoints=self._store.num_checkpoints,
+            num_frozen=steps.checkpoints.num_frozen,
+            num_freeze_skipped=steps.checkpoints.num_skipped,
+            num_thinned=steps.checkpoints.num_thinned,
+            state_short_tokens=opening.state_short_tokens,
         )

@@ -6,7 +6,7 @@ from typing import cast
 from memsvc.core.config import PoolConfig
 from memsvc.core.frames import LIMBO, QUARANTINE
 from memsvc.core.ledger import Ledger, Pages, add
-from memsvc.core.radix import TOKEN_BYTES
+from memsvc.core.radix import TOKEN_BYTES, Node, checkpoints_up
 from memsvc.core.reqs import Req, Running
 from memsvc.core.sessions import Engine
 from memsvc.core.store import PageStore
@@ -28,6 +28,7 @@ class Opening:
         self.hit_tokens = 0
         self.queried_tokens = 0
         self.draft_hit_short = 0
+        self.state_short_tokens = 0
         self.num_opens = 0
         self.num_too_large = 0
 
@@ -68,9 +69,9 @@ class Opening:
     def _hit_limit(self, req: Req) -> int:
         """Pages that may come from the cache: never the last prompt token, whose logits are wanted.
 
-        A recurrent model can only go on from a stored state, and none are stored in the tree: 0.
+        A request with per-request pages but no kind of state has nothing to go on from: 0.
         """
-        if any(kind in req.engine.kinds for kind in self._kinds.per_req):
+        if not req.has_state and any(kind in req.engine.kinds for kind in self._kinds.per_req):
             return 0
         return (req.prompt_len - 1) // self._kinds.page_size
 
@@ -81,9 +82,14 @@ class Opening:
         store, page_size = self._store, self._kinds.page_size
         tokens = bytes(req.tokens[: num_pages * store.tree.page_bytes])
         node, shared = store.tree.match(req.root, tokens, num_pages)
+        req.num_matched = node.start + shared
+        if req.has_state:
+            node, shared = self._last_state(req, node)
         if 0 < shared < node.num_pages:
             node = store.split(node, shared)
         store.lock_path(node)
+        if req.state_in is not None:
+            store.lock_checkpoint(req.state_in)
         node.priority = max(node.priority, req.priority)
         req.node, hit = node, node.end
         columns = store.tree_pages(node, hit)
@@ -101,6 +107,14 @@ class Opening:
         req.draft_valid_from = low * page_size
         req.settle(page_size)
 
+    def _last_state(self, req: Req, node: Node) -> tuple[Node, int]:
+        """Where the request can go on: the last checkpoint of the matched pages, or the root."""
+        req.state_in = next(checkpoints_up(node, req.num_matched), None)
+        if req.state_in is None:
+            return req.root, 0
+        node = req.state_in.node
+        return node, req.state_in.at - node.start
+
     def _unlock_hit(self, req: Req) -> None:
         """Undo _lock_hit."""
         store = self._store
@@ -110,6 +124,9 @@ class Opening:
         store.unlock_path(req.node)
         if req.aux:
             store.note_unlocked(req.node, req.draft_valid_from // self._kinds.page_size, req.num_published)
+        if req.state_in is not None:
+            store.unlock_checkpoint(req.state_in)
+            req.state_in = None
         req.tables[req.primary] = []
         req.node = req.root
 
@@ -158,13 +175,37 @@ class Opening:
         if req.num_pages * self._kinds.page_size < req.prompt_len:
             self._running.filling[req.uid] = req
         self._count(req)
-        pages = cast("list[list[PageId]]", [list(table) for table in req.tables])
-        return Opened(rid=req.rid, prefix_len=req.target_len, pages=pages, draft_valid_from=req.draft_valid_from)
+        return Opened(
+            rid=req.rid,
+            prefix_len=req.target_len,
+            pages=cast("list[list[PageId]]", [list(table) for table in req.tables]),
+            draft_valid_from=req.draft_valid_from,
+            checkpoint_at=self._checkpoint_at(req),
+            state_in=self._state_in(req),
+        )
+
+    def _checkpoint_at(self, req: Req) -> list[int]:
+        """Where a state is worth storing: at the fork, before the prompt's last token, and at intervals."""
+        if not req.has_state:
+            return []
+        page_size, interval = self._kinds.page_size, self._kinds.checkpoint_pages
+        hit, last = req.num_published, (req.prompt_len - 1) // page_size
+        places = {req.num_matched, last, *range((hit // interval + 1) * interval, last, interval)}
+        return [place * page_size for place in sorted(places) if place > hit]
+
+    def _state_in(self, req: Req) -> list[list[PageId]]:
+        if req.state_in is None:
+            return []
+        found: list[list[int]] = [[] for _ in self._kinds.names]
+        for kind, pages in zip(self._kinds.states, req.state_in.pages, strict=True):
+            found[kind] = list(pages)
+        return cast("list[list[PageId]]", found)
 
     def _count(self, req: Req) -> None:
         self.num_opens += 1
         self.queried_tokens += req.prompt_len
         self.hit_tokens += req.target_len
+        self.state_short_tokens += req.num_matched * self._kinds.page_size - req.target_len
         node, parent = req.node, req.node.parent
         while parent is not None:
             node.hits += 1

@@ -33,7 +33,7 @@ class Outcome:
             remap_idxs=remap.idxs,
             remap_pages=cast("list[PageId]", remap.pages),
             clear_kinds=[kind for kind, _ in to_clear],
-            clear_pages=[PageId(page) for _, page in to_clear],
+            clear_pages=cast("list[PageId]", [page for _, page in to_clear]),
             no_room=self.no_room,
             opened=self.opened,
             open_no_room=self.open_no_room,

@@ -7,7 +7,7 @@ from memsvc.core.faults import Faults
 from memsvc.core.frames import LIMBO, PINNED, PRIVATE, QUARANTINE, STATE_NAMES, TREE
 from memsvc.core.limbo import Quarantine
 from memsvc.core.pins import Pins
-from memsvc.core.radix import Node
+from memsvc.core.radix import Checkpoint, Node
 from memsvc.core.reqs import Req, Running
 from memsvc.core.sessions import Sessions
 from memsvc.core.store import PageStore
@@ -30,12 +30,15 @@ class Owners:
         """1 for pages of the tree that someone holds."""
         self._node_refs: Counter[Node] = Counter()
         self._page_refs: Counter[tuple[int, int]] = Counter()
+        self._checkpoint_refs: Counter[Checkpoint] = Counter()
 
     def ask_reqs(self, running: Running) -> Iterator[None]:
         """Every open request: its private pages, and its locks."""
         for req in running:
             self._lock_path(req.node)
             self._check_path(req)
+            if req.state_in is not None:
+                self._checkpoint_refs[req.state_in] += 1
             for kind, table in enumerate(req.tables):
                 self._ask_table(req, kind, table)
             yield
@@ -71,14 +74,18 @@ class Owners:
             for kind, page in pin.pages:
                 if self._pool.state[kind][page] != PINNED:
                     self._odd(f"belongs to pin {pin.name!r} but is not pinned", kind, page)
-                if kind != self._kinds.primary:
+                if kind in self._kinds.aux:
                     self._page_refs[kind, page] += 1
+            if pin.checkpoint is not None:
+                self._checkpoint_refs[pin.checkpoint] += 1
 
     def ask_returning(self, sessions: Sessions, quarantine: Quarantine) -> None:
         """Limbo and quarantine."""
         for client in sessions.clients.values():
             for _, kind, page in client.limbo:
                 self.claim(kind, page, LIMBO)
+            for _, _, checkpoint in client.leaving:
+                self._checkpoint_refs[checkpoint] += 1
         for ward in quarantine.wards:
             for kind, page in ward.pages:
                 self.claim(kind, page, QUARANTINE)
@@ -93,9 +100,14 @@ class Owners:
             found["pages"] += node.num_pages
             self._check_node(node)
             self._ask_column(node, 0)
+            for checkpoint in node.checkpoints.values():
+                found["checkpoints"] += 1
+                self._ask_checkpoint(node, checkpoint)
             for column in range(1, len(node.columns)):
                 num_aux[node.root] += self._ask_column(node, column)
             yield
+        if found["checkpoints"] != self._store.num_checkpoints:
+            self._odd(f"{self._store.num_checkpoints} checkpoints counted, the tree has {found['checkpoints']}")
         if (found["nodes"], found["pages"]) != (tree.num_nodes, tree.num_pages):
             self._odd(f"tree counts {tree.num_nodes} nodes and {tree.num_pages} pages, has {dict(found)}")
         for root in tree.roots.values():
@@ -111,6 +123,20 @@ class Owners:
             self._odd(f"node at page {node.start} has columns of {lens} pages")
         if node.lock_ref != self._node_refs[node]:
             self._odd(f"node at page {node.start} counts {node.lock_ref} locks, {self._node_refs[node]} hold it")
+
+    def _ask_checkpoint(self, node: Node, checkpoint: Checkpoint) -> None:
+        """Claims its pages, which have one count of locks."""
+        if checkpoint.node is not node or not node.start < checkpoint.at <= node.end:
+            self._odd(f"checkpoint at page {checkpoint.at} hangs on the node [{node.start}, {node.end})")
+        refs = self._checkpoint_refs[checkpoint]
+        if refs and not node.lock_ref:
+            self._odd(f"checkpoint at page {checkpoint.at} is held, and nobody holds the path to it")
+        for kind, pages in zip(self._kinds.states, checkpoint.pages, strict=True):
+            for page in pages:
+                self.claim(kind, page, PINNED if self._pool.state[kind][page] == PINNED else TREE)
+                self.locked[kind][page] = refs > 0
+                if refs != self._pool.refs[kind][page]:
+                    self._odd(f"counts {self._pool.refs[kind][page]} locks, {refs} hold its checkpoint", kind, page)
 
     def _ask_column(self, node: Node, column: int) -> int:
         """Claims the pages of one column; returns how many there are."""

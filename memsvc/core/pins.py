@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from memsvc.core.errors import RequestError
 from memsvc.core.frames import PINNED, TREE
 from memsvc.core.ledger import Ledger
-from memsvc.core.radix import Node, Root
+from memsvc.core.radix import Checkpoint, Node, Root, checkpoints_up
 from memsvc.core.store import PageStore
 from memsvc.wire.admin import Pin, Pinned
 
@@ -15,7 +15,7 @@ MAX_TTL_S = 365 * 86400.0
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Held:
-    """One pin: the path to node, and draft pages of the window at its end."""
+    """One pin: the path to node, draft pages of the window at its end, and the last checkpoint before it."""
 
     name: str
     node: Node
@@ -24,6 +24,7 @@ class Held:
     pages: list[tuple[int, int]]
     """(kind, page) of all that it holds."""
     aux_low: int
+    checkpoint: Checkpoint | None
 
 
 class Pins:
@@ -82,11 +83,23 @@ class Pins:
             store.lock_pages(kind, aux)
             pages += [(kind, page) for page in aux]
             low = min(low, first)
+        checkpoint = next(checkpoints_up(node, num_pages), None) if kinds.states else None
+        if checkpoint is not None:
+            store.lock_checkpoint(checkpoint)
+            for kind, states in zip(kinds.states, checkpoint.pages, strict=True):
+                pages += [(kind, page) for page in states]
         for kind, page in pages:
             self._counts[kind, page] = self._counts.get((kind, page), 0) + 1
             store.pool.set_state(kind, page, PINNED)
-        until = store.now + msg.ttl_s
-        return Held(name=msg.name, node=node, num_pages=num_pages, until=until, pages=pages, aux_low=low)
+        return Held(
+            name=msg.name,
+            node=node,
+            num_pages=num_pages,
+            until=store.now + msg.ttl_s,
+            pages=pages,
+            aux_low=low,
+            checkpoint=checkpoint,
+        )
 
     def unpin(self, name: str) -> None:
         """Let go of a pin. Raises RequestError if there is none of that name."""
@@ -95,16 +108,18 @@ class Pins:
         self._unlock(self.held.pop(name))
 
     def _unlock(self, held: Held) -> None:
-        store, primary = self._store, self._store.kinds.primary
+        store, aux = self._store, self._store.kinds.aux
         for kind, page in held.pages:
             self._counts[kind, page] -= 1
             if not self._counts[kind, page]:
                 del self._counts[kind, page]
                 store.pool.set_state(kind, page, TREE)
-            if kind != primary:
+            if kind in aux:
                 store.unlock_pages(kind, [page])
         store.unlock_path(held.node)
         store.note_unlocked(held.node, held.aux_low, held.num_pages)
+        if held.checkpoint is not None:
+            store.unlock_checkpoint(held.checkpoint)
 
     def expire(self) -> bool:
         """Let go of pins past their time. Whether there were any."""

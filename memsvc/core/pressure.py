@@ -3,7 +3,7 @@
 from memsvc.core.frames import PRIVATE
 from memsvc.core.ledger import Growing, Ledger, Pages
 from memsvc.core.limbo import Quarantine
-from memsvc.core.radix import Node
+from memsvc.core.radix import Checkpoint, Node
 from memsvc.core.reqs import Req, Running
 from memsvc.core.sessions import Client, Sessions
 from memsvc.core.store import PageStore
@@ -60,6 +60,14 @@ class Rehearsal:
                     self.unblock(kind, page)
                 else:
                     self._unlock(kind, page)
+        if req.state_in is not None:
+            self.unlock_checkpoint(req.state_in)
+
+    def unlock_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """One holder less of a checkpoint."""
+        for kind, pages in zip(self._kinds.states, checkpoint.pages, strict=True):
+            for page in pages:
+                self._unlock(kind, page)
 
     def _unlock(self, kind: int, page: int) -> None:
         refs = self._page_refs.get((kind, page), self._pool.refs[kind][page]) - 1
@@ -119,6 +127,8 @@ class Pressure:
         for client in self._sessions.clients.values():
             for _, kind, page in client.limbo:
                 rehearsal.unblock(kind, page)
+            for _, _, checkpoint in client.leaving:
+                rehearsal.unlock_checkpoint(checkpoint)
         if self._fits(rehearsal, growth, []):
             return "limbo"
         for ward in self._quarantine.wards:

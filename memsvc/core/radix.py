@@ -2,8 +2,9 @@
 
 from array import array
 from collections.abc import Iterator
+from typing import Final
 
-TOKEN_BYTES = 4
+TOKEN_BYTES: Final = 4
 """Tokens are packed int32 wherever memsvc sees them."""
 
 
@@ -16,6 +17,7 @@ class Node:
     """
 
     __slots__ = (
+        "checkpoints",
         "children",
         "columns",
         "epoch",
@@ -36,6 +38,8 @@ class Node:
         self.key = bytearray(key)
         self.columns = columns
         self.children: dict[bytes, Node] = {}
+        self.checkpoints: dict[int, Checkpoint] = {}
+        """States that stand inside this node or at its end, by pages from the root."""
         self.root: Root = parent.root if parent else self  # type: ignore[assignment]
         self.lock_ref = 0
         """Open requests and pins whose path goes through this node."""
@@ -56,6 +60,22 @@ class Node:
     def end(self) -> int:
         """Pages from the root to the end of this node."""
         return self.start + len(self.columns[0])
+
+
+class Checkpoint:
+    """A frozen state at a page boundary of a path. It goes with the page before it."""
+
+    __slots__ = ("at", "entry", "last_access", "node", "pages")
+
+    def __init__(self, node: Node, at: int, pages: list[list[int]], now: float) -> None:
+        self.node = node
+        self.at = at
+        """Pages from the root to where it stands; start < at <= end of its node."""
+        self.pages = pages
+        """Page ids, by kind of KindTable.states."""
+        self.last_access = now
+        self.entry = 0
+        """Number of the queue entry that may evict it, 0 if none: it is locked."""
 
 
 class Root(Node):
@@ -132,6 +152,9 @@ class RadixTree:
         upper.lock_ref, upper.last_access = node.lock_ref, node.last_access
         upper.hits, upper.priority = node.hits, node.priority
         parent.children[self._first(node)] = upper
+        for at in [at for at in node.checkpoints if at <= upper.end]:
+            upper.checkpoints[at] = node.checkpoints.pop(at)
+            upper.checkpoints[at].node = upper
         del node.key[:cut]
         for column in node.columns:
             del column[:num_pages]
@@ -153,11 +176,9 @@ class RadixTree:
         """Put pages after the end of a node without children, into the node itself."""
         node.key += key
         self.num_pages += len(columns[0])
-        for own, pages in zip(node.columns, columns, strict=False):
-            own.extend(pages)
-        if len(columns) < self.num_columns:
-            for own in node.columns[len(columns) :]:
-                own.extend(bytes(len(columns[0])))
+        for column in range(self.num_columns):
+            pages = columns[column] if column < len(columns) else [0] * len(columns[0])
+            node.columns[column].fromlist(pages)
 
     def truncate(self, node: Node, num_pages: int) -> "list[array[int]]":
         """Cut the last num_pages off a node without children; an emptied node leaves the tree. Returns the columns."""
@@ -198,6 +219,10 @@ class RadixTree:
             for part in parts:
                 whole.extend(part.columns[index])
             node.columns[index] = whole
+        for part in run:
+            node.checkpoints |= part.checkpoints
+        for checkpoint in node.checkpoints.values():
+            checkpoint.node = node
         node.start = top.start
         node.hits = max(part.hits for part in parts)
         node.priority = max(part.priority for part in parts)
@@ -226,3 +251,12 @@ def path(node: Node) -> list[Node]:
         node = node.parent
     nodes.reverse()
     return nodes
+
+
+def checkpoints_up(node: Node, at: int) -> "Iterator[Checkpoint]":
+    """Checkpoints on the path to node that stand at page `at` or before, the last first."""
+    while node.parent is not None:
+        for place in sorted(node.checkpoints, reverse=True):
+            if place <= at:
+                yield node.checkpoints[place]
+        node = node.parent

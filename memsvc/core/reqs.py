@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memsvc.core.kinds import UNBOUNDED, KindTable
-from memsvc.core.radix import TOKEN_BYTES, Node, Root
+from memsvc.core.radix import TOKEN_BYTES, Checkpoint, Node, Root
 from memsvc.wire.base import ReqId
 from memsvc.wire.mem import OpenReq
 
@@ -21,6 +21,7 @@ class Req:
     Draft pages:   [0, aux_low)                  0: released, or never there
                    [aux_low, num_pages)          private, or in the tree with one lock count of ours
                    places in `missing`           0 until then: lost by reset_draft, to be replaced
+    State pages:   private, and written; what it reads is `state_in` as long as that is there
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Req:
         "next_aux_full",
         "next_full",
         "node",
+        "num_matched",
         "num_published",
         "opened_at",
         "primary",
@@ -47,6 +49,8 @@ class Req:
         "root",
         "salt",
         "slots",
+        "state_in",
+        "states",
         "tables",
         "target_len",
         "token_kinds",
@@ -73,20 +77,29 @@ class Req:
         self.aux: tuple[int, ...] = ()
         self.token_kinds: tuple[int, ...] = ()
         """Token kinds it holds pages of, the target's first; the others are `aux`."""
+        self.states: tuple[int, ...] = ()
+        """Kinds of its recurrent state."""
         self.aux_label = ""
         """Whose draft pages it can share."""
         self.use(engine, kinds)
         self.aux_whole = self._holds_all(kinds)
         """It has every draft page from its hit on, valid: never reset."""
+        self._hold_nothing(kinds)
+        self.retract_at = 0.0
+        """When its engine is fenced unless it has closed this request by then; 0 if not asked to."""
+
+    def _hold_nothing(self, kinds: KindTable) -> None:
         self.tables: list[list[int]] = [[] for _ in kinds.names]
+        self.num_matched = 0
+        """Pages of its prompt that were cached when it was opened, with or without a state to go on from."""
         self.num_published = 0
         self.aux_published = 0
         """Draft pages below this index are attached to the tree, or never will be."""
         self.aux_low = [0] * kinds.num_kinds
         self.missing: list[tuple[int, int]] = []
         """(kind, index)"""
-        self.retract_at = 0.0
-        """When its engine is fenced unless it has closed this request by then; 0 if not asked to."""
+        self.state_in: Checkpoint | None = None
+        """The checkpoint that it goes on from, locked until it has written a state of its own."""
         self.slots = 0
         """Tokens it has places for: all of num_pages."""
         self.next_full = 0
@@ -100,6 +113,11 @@ class Req:
         return len(self.tables[self.primary])
 
     @property
+    def has_state(self) -> bool:
+        """Its model is recurrent: it can go on from a checkpoint only."""
+        return bool(self.states)
+
+    @property
     def num_known(self) -> int:
         """Tokens of prompt and answer that memsvc has been told."""
         return len(self.tokens) // TOKEN_BYTES
@@ -109,6 +127,7 @@ class Req:
         self.aux_label = engine.aux_label
         self.aux = tuple(kind for kind in kinds.aux if kind in engine.kinds)
         self.token_kinds = (kinds.primary, *self.aux)
+        self.states = tuple(kind for kind in kinds.states if kind in engine.kinds)
 
     def _holds_all(self, kinds: KindTable) -> bool:
         return self.aux == kinds.aux

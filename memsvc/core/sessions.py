@@ -2,15 +2,17 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from memsvc.core.errors import RequestError
 from memsvc.core.kinds import KindTable
+from memsvc.core.radix import Checkpoint
 from memsvc.core.reqs import Req
 from memsvc.wire.base import WIRE_VERSION, Epoch, ReqId
 from memsvc.wire.mem import Register, Step, Stepped
 
-REPLIES_KEPT = 4
-ROLES = ("target", "draft")
+REPLIES_KEPT: Final = 4
+ROLES: Final = ("target", "draft")
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -29,6 +31,8 @@ class Client:
     replies: deque[Stepped] = field(default_factory=lambda: deque(maxlen=REPLIES_KEPT))
     limbo: deque[tuple[int, int, int]] = field(default_factory=deque)
     """(step, kind, page) of pages freed by a step, oldest first."""
+    leaving: deque[tuple[int, Req, Checkpoint]] = field(default_factory=deque)
+    """(step, request, checkpoint it still locks) of those that a step has let go of, oldest first."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -1,12 +1,13 @@
-"""Steps: one scheduler step of one engine, applied in the order commit, reset_draft, close, reserve, open."""
+"""Steps: one scheduler step of one engine, applied in the order commit, freeze, reset_draft, close, reserve, open."""
 
 from collections import Counter
 
+from memsvc.core.checkpoints import Checkpoints
 from memsvc.core.commit import Committer
 from memsvc.core.config import PoolConfig
 from memsvc.core.growth import Growth
 from memsvc.core.ledger import Ledger
-from memsvc.core.limbo import release_done, retire
+from memsvc.core.limbo import let_go_now, release_done, retire
 from memsvc.core.opening import Opening
 from memsvc.core.outcome import Outcome
 from memsvc.core.pressure import Pressure
@@ -38,7 +39,8 @@ class Steps:
         self._growth = Growth(config, store, ledger, running, pressure)
         self.opening = Opening(config, store, ledger, running)
         self._publisher = Publisher(store)
-        self._committer = Committer(store, self._publisher)
+        self.checkpoints = Checkpoints(store, ledger)
+        self._committer = Committer(store, self._publisher, self.checkpoints)
         self.num_steps = 0
         self.num_no_room = 0
         self.num_closes: Counter[str] = Counter()
@@ -48,10 +50,13 @@ class Steps:
         commits, reserves = check_step(client, step, self._config)
         client.last_num = step.num
         client.done_step = max(client.done_step, step.done_step)
-        release_done(self._store.pool, client)
+        release_done(self._store, client)
         self._ledger.refused.pop(client.engine.name, None)
         out = Outcome()
         self._committer.commit(client, commits, out.remap)
+        if step.freeze:
+            closing: set[int] = {rid for part in step.closes for rid in part.rids}
+            self.checkpoints.freeze(client, step.freeze, closing, out)
         if step.reset_draft:
             self._reset_draft(client, step.reset_draft)
         for part in step.closes:
@@ -78,17 +83,19 @@ class Steps:
 
     def _close(self, client: Client, part: Close) -> None:
         for rid in part.rids:
-            for kind, page in self.end(client.engine.reqs[rid], part.reason):
+            for kind, page in self.end(client, client.engine.reqs[rid], part.reason):
                 retire(self._store.pool, client, kind, page)
 
-    def end(self, req: Req, reason: str) -> list[tuple[int, int]]:
+    def end(self, client: Client, req: Req, reason: str) -> list[tuple[int, int]]:
         """Take the request out of everything; returns its private pages (kind, page), still blocked."""
         del req.engine.reqs[req.rid]
         req.engine.incomplete.discard(req.rid)
         self._running.remove(req)
         self._pressure.flagged.pop(req.uid, None)
         self.num_closes[reason] += 1
-        return self._publisher.close(req)
+        private = self._publisher.close(req)
+        let_go_now(self._store, client, req)
+        return private
 
     def _open(self, client: Client, opens: list[OpenReq], out: Outcome) -> None:
         for op in opens:

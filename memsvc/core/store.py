@@ -1,22 +1,26 @@
 """PageStore: frames, tree and eviction queue as one thing. Locks, eviction, and taking pages under a promise."""
 
 from array import array
+from typing import Final
 
 from memsvc.core.eviction import Entry, EvictionQueue
 from memsvc.core.frames import FramePool
 from memsvc.core.kinds import KindTable
-from memsvc.core.radix import Node, RadixTree, path
+from memsvc.core.radix import Checkpoint, Node, RadixTree, path
 
-MAX_EVICT_BATCH = 16
-EVICT_SHARE = 128
+MAX_EVICT_BATCH: Final = 16
+EXPIRE_BATCH: Final = 256
+"""Pages of one tail that go at once when their time is over."""
+EVICT_SHARE: Final = 128
 """When pages run out so many of one tail go at once: at most 16, and one for 128 frames."""
 
 
 class PageStore:
-    """Pages of the tree are evictable unless locked: the target's with their node, others one by one.
+    """Pages of the tree are evictable unless locked: the target's with their node, others one by one,
+    those of a checkpoint together.
 
-    A lock on a path is held by open requests and pins; a lock on a draft page only ever by someone
-    who holds the path through it. So a node without a lock has no locked page at all.
+    A lock on a path is held by open requests and pins; a lock on a draft page or on a checkpoint only
+    ever by someone who holds the path through it. So a node without a lock has no locked page at all.
     """
 
     def __init__(self, kinds: KindTable, pool: FramePool, policy: str) -> None:
@@ -27,6 +31,7 @@ class PageStore:
         self.now = 0.0
         """Time of the message that is being handled."""
         self.num_evicted = [0] * kinds.num_kinds
+        self.num_checkpoints = 0
         self._evict_batch = max(1, min(MAX_EVICT_BATCH, pool.num_frames // EVICT_SHARE))
 
     # --- locks ---
@@ -103,16 +108,61 @@ class PageStore:
             self.queue.push_range(upper, upper.start, upper.end, self.now)
         return upper
 
+    # --- checkpoints ---
+
+    def lock_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Hold a state; the caller holds the path to it."""
+        checkpoint.entry, checkpoint.last_access = 0, self.now
+        for kind, pages in zip(self.kinds.states, checkpoint.pages, strict=True):
+            self.pool.lock(kind, pages)
+
+    def unlock_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Let go of what lock_checkpoint held, after the path if that is let go too: its tail goes first then."""
+        checkpoint.last_access = self.now
+        for kind, pages in zip(self.kinds.states, checkpoint.pages, strict=True):
+            self.pool.unlock(kind, pages, self.now)
+        if not self.is_held(checkpoint):
+            self.queue.push_checkpoint(checkpoint)
+
+    def is_held(self, checkpoint: Checkpoint) -> bool:
+        """Whether anyone has it locked."""
+        for kind, pages in zip(self.kinds.states, checkpoint.pages, strict=True):
+            if pages:  # its model may have a part of the kinds only
+                return self.pool.refs[kind][pages[0]] > 0
+        return False
+
+    def drop_checkpoint(self, checkpoint: Checkpoint) -> int:
+        """Free a checkpoint that nobody holds. Returns its number of pages."""
+        assert not self.is_held(checkpoint), f"checkpoint at page {checkpoint.at} is dropped under a lock"
+        checkpoint.entry = 0
+        del checkpoint.node.checkpoints[checkpoint.at]
+        self.num_checkpoints -= 1
+        for kind, pages in zip(self.kinds.states, checkpoint.pages, strict=True):
+            self.pool.drop(kind, pages)
+            self.num_evicted[kind] += len(pages)
+        return sum(len(pages) for pages in checkpoint.pages)
+
     # --- eviction ---
 
     def evict(self, num_pages: int = 1) -> int:
         """Free at least one page, at most about num_pages of each token kind. 0 if nothing can go."""
         while (entry := self.queue.first()) is not None:
-            evict = self._evict_tail if entry.low < 0 else self._evict_range
-            freed = evict(entry, num_pages)
+            freed = self._evict_entry(entry, num_pages)
             if freed:
                 return freed
         return 0
+
+    def expire(self, before: float) -> bool:
+        """Evict all that is unused since `before`; the policy orders by time. Whether there was anything."""
+        found = False
+        while (entry := self.queue.first()) is not None and entry.key[0] <= before:
+            found |= self._evict_entry(entry, EXPIRE_BATCH) > 0
+        return found
+
+    def _evict_entry(self, entry: Entry, num_pages: int) -> int:
+        if entry.checkpoint is not None:
+            return self.drop_checkpoint(entry.checkpoint)
+        return self._evict_tail(entry, num_pages) if entry.low < 0 else self._evict_range(entry, num_pages)
 
     def _evict_tail(self, entry: Entry, num_pages: int) -> int:
         node, parent = entry.node, entry.node.parent
@@ -123,6 +173,8 @@ class PageStore:
         freed = 0
         for column, pages in enumerate(self.tree.truncate(node, num_pages)):
             freed += self._drop(column, pages, node)
+        for checkpoint in [c for c in node.checkpoints.values() if c.at > node.end]:
+            freed += self.drop_checkpoint(checkpoint)
         if not node.columns[0] and parent.parent is not None and not parent.children and not parent.lock_ref:
             self.queue.push_tail(parent)
         return freed

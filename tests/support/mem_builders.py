@@ -11,6 +11,7 @@ from memsvc.wire.mem import (
     AckEpoch,
     Close,
     Commit,
+    Freeze,
     KindSpec,
     Leave,
     MemReply,
@@ -29,8 +30,10 @@ TARGET = KindSpec(name="target_kv", page_bytes=768, tokens_per_page=PAGE_SIZE)
 DRAFT = KindSpec(name="draft_kv", page_bytes=512, tokens_per_page=PAGE_SIZE)
 FRAME_BYTES = 1536
 """Frames of TARGET and DRAFT: 2 target pages or 3 draft pages, nothing wasted."""
-STATE = KindSpec(name="state", page_bytes=1536, tokens_per_page=0, pages_per_req=2)
+STATE = KindSpec(name="state", page_bytes=1536, tokens_per_page=0, pages_per_req=2, is_state=True)
 RING = KindSpec(name="ring", page_bytes=768, tokens_per_page=0, pages_per_req=1)
+RECURRENT = (TARGET, DRAFT, STATE, RING)
+NAMES = tuple(kind.name for kind in RECURRENT)
 
 
 class Clock:
@@ -128,9 +131,14 @@ class Engine:
         draft = target if draft is None else draft
         return self.step(commit=make_commit(rid, target, draft, tokens or []))
 
-    def close(self, rid: int, reason: str = "finish") -> Stepped:
-        """A step with one close."""
-        return self.step(closes=[Close(rids=[ReqId(rid)], reason=reason)])
+    def freeze(self, rid: int, length: int) -> Stepped:
+        """A step with one freeze."""
+        return self.step(freeze=make_freeze(rid, length))
+
+    def close(self, rid: int, reason: str = "finish", freeze_at: int = 0) -> Stepped:
+        """A step with one close, and the state given away if it stands somewhere."""
+        freeze = make_freeze(rid, freeze_at) if freeze_at else None
+        return self.step(closes=[Close(rids=[ReqId(rid)], reason=reason)], freeze=freeze)
 
     def reset_draft(self, rid: int) -> Stepped:
         """A step that says the draft has lost rid."""
@@ -156,6 +164,11 @@ class Engine:
 def make_commit(rid: int, target: int, draft: int, tokens: list[int]) -> Commit:
     """Columns of one row."""
     return Commit(rids=[ReqId(rid)], target_lens=[target], draft_lens=[draft], tokens=[pack_tokens(tokens)])
+
+
+def make_freeze(rid: int, length: int) -> Freeze:
+    """Columns of one row."""
+    return Freeze(rids=[ReqId(rid)], lens=[length])
 
 
 def reserve(engine: Engine, **nums: int) -> Stepped:

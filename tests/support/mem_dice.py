@@ -5,14 +5,17 @@ from typing import Any
 
 from memsvc.wire.base import ReqId, pack_tokens
 from memsvc.wire.mem import Close, Commit, OpenReq, Reserve, ResetDraft
-from tests.support.mem_model import ModelEngine
+from tests.support.mem_builders import PAGE_SIZE
+from tests.support.mem_model import ModelEngine, ModelReq
 
 
 class Rolls:
     """Fills in the parts of a step, and tells the engine's model what the step will do."""
 
-    def __init__(self, max_extend: int) -> None:
+    def __init__(self, max_extend: int, lagging: bool = True) -> None:
         self.max_extend = max_extend
+        self.lagging = lagging
+        """Whether recurrent states may stand behind the last page edge."""
         self.texts: list[list[int]] = []
         """What was ever committed, to open again."""
         self.next_rid = 1
@@ -20,12 +23,13 @@ class Rolls:
     def step(self, dice: Random, engine: ModelEngine, parts: dict[str, Any]) -> list[OpenReq]:
         """All parts; returns the opens."""
         self.commit(dice, engine, parts)
+        self.freeze(dice, engine, parts)
         if dice.random() < 0.1:
             rids = [rid for rid in engine.reqs if dice.random() < 0.5]
             for rid in rids:
                 engine.reset_req(rid)
             parts["reset_draft"] = ResetDraft(rids=[ReqId(rid) for rid in rids])
-        self.closes(dice, engine, parts)
+        self.close(parts, engine)
         self.reserve(dice, engine, parts)
         return self.opens(dice, parts)
 
@@ -41,7 +45,7 @@ class Rolls:
             need = max(0, target - len(req.tokens))
             tokens = [dice.randint(0, 1) for _ in range(need + dice.randint(0, 2))]
             tokens = tokens[: max(need, req.limit - len(req.tokens))]
-            engine.commit_req(rid, target, draft, tokens)
+            engine.commit_req(rid, target, draft, tokens, self.state_at(dice, req, target))
             engine.published_by(rid)
             self.texts.append(list(req.tokens))
             rows.append((rid, target, draft, pack_tokens(tokens)))
@@ -49,15 +53,33 @@ class Rolls:
             rids, targets, drafts, tokens_list = (list(column) for column in zip(*rows, strict=True))
             parts["commit"] = Commit(rids=rids, target_lens=targets, draft_lens=drafts, tokens=tokens_list)
 
-    def closes(self, dice: Random, engine: ModelEngine, parts: dict[str, Any]) -> None:
+    def state_at(self, dice: Random, req: ModelReq, target: int) -> int | None:
+        if not self.lagging or dice.random() < 0.6:
+            return None
+        edges = range(req.state.at, target // PAGE_SIZE * PAGE_SIZE + 1, PAGE_SIZE)
+        return dice.choice(edges) if edges else None
+
+    def freeze(self, dice: Random, engine: ModelEngine, parts: dict[str, Any]) -> None:
+        """States of requests that go on, and of such as end in the same step."""
+        parts["closes"] = self.closes(dice, engine)
+        closing = {rid for part in parts["closes"] for rid in part.rids}
+        able = [rid for rid, req in engine.reqs.items() if req.state.can_freeze]
+        rids = [rid for rid in able if dice.random() < (0.8 if rid in closing else 0.4)]
+        if rids:
+            parts["freeze"] = engine.freeze_part(rids)
+
+    def closes(self, dice: Random, engine: ModelEngine) -> list[Close]:
         wanted = {rid for rid in engine.retract if rid in engine.reqs and dice.random() < 0.9}
         ended = {rid for rid, req in engine.reqs.items() if req.target_len == req.limit}
         others = {rid for rid in engine.reqs if dice.random() < 0.07}
         reasons = {"retract": wanted, "finish": ended - wanted, "abort": others - wanted - ended}
         engine.retract = []
-        parts["closes"] = [Close(rids=[ReqId(rid) for rid in rids], reason=r) for r, rids in reasons.items() if rids]
-        for rid in wanted | ended | others:
-            engine.closed_req(rid)
+        return [Close(rids=[ReqId(rid) for rid in rids], reason=r) for r, rids in reasons.items() if rids]
+
+    def close(self, parts: dict[str, Any], engine: ModelEngine) -> None:
+        for part in parts["closes"]:
+            for rid in part.rids:
+                engine.closed_req(rid)
 
     def reserve(self, dice: Random, engine: ModelEngine, parts: dict[str, Any]) -> None:
         rids = [rid for rid in engine.reqs if dice.random() < 0.8]

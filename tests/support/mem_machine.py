@@ -20,7 +20,8 @@ from memsvc.wire.mem import (
 )
 from tests.support.mem_builders import DRAFT, TARGET, Clock, Engine, check, make_config
 from tests.support.mem_dice import Rolls
-from tests.support.mem_model import Memory, ModelEngine, Published
+from tests.support.mem_memory import Memory, Published
+from tests.support.mem_model import ModelEngine
 
 tokens_of = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 seeds = st.integers(0, 2**32)
@@ -35,26 +36,34 @@ class Pool(RuleBasedStateMachine):
     kinds: tuple[KindSpec, ...] = (TARGET, DRAFT)
     window = 0
     config: ClassVar[dict[str, Any]] = {}
+    pin_budget = 1
+    lagging = True
+    engine_kinds: ClassVar[list[tuple[str, ...]]] = [("target_kv", "draft_kv")]
+    models: ClassVar[list[str]] = ["model"]
+    """Of each engine, in turn."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        config = make_config(self.num_frames, list(self.kinds), pin_budget_frames=1, **self.config)
+        config = make_config(self.num_frames, list(self.kinds), pin_budget_frames=self.pin_budget, **self.config)
         self.manager = MemoryManager(config, clock=self.clock)
         self.memory = Memory([kind.pages_per_frame for kind in self.manager.layout.kinds])
-        self.published = Published()
+        self.published = Published(config.checkpoint_interval // config.page_size or 8)
         self.engines: list[ModelEngine] = []
         self.num_steps = 0
-        self.rolls = Rolls(self.config.get("max_extend_tokens", 12))
+        self.rolls = Rolls(self.config.get("max_extend_tokens", 12), self.lagging)
         self.lossless = True
         self.drafts: dict[str, Engine] = {}
 
     @initialize()
     def start(self) -> None:
         for index in range(self.num_engines):
-            engine = ModelEngine(self.manager, name=f"e{index}", pid=index + 1, fingerprint="model")
+            kinds = self.engine_kinds[index % len(self.engine_kinds)]
+            model = self.models[index % len(self.models)]
+            engine = ModelEngine(self.manager, f"e{index}", kinds=kinds, pid=index + 1, fingerprint=model)
             engine.setup(self.memory, self.published, self.window)
             self.engines.append(engine)
+            engine.peers = self.engines
 
     # --- steps ---
 
@@ -73,9 +82,10 @@ class Pool(RuleBasedStateMachine):
         engine.done = dice.randint(max(engine.done, engine.num - 2), engine.num)
         engine.scribble()
         reply = engine.step(done_step=engine.done, **parts)
+        engine.take(reply)
         self.check_opens(engine, opens, reply)
         self.check_no_room(engine, reply)
-        engine.apply(reply)
+        engine.launch(reply)
         if reply.no_room is not None and dice.random() < 0.8:
             engine.retract += reply.no_room.victims
         if dice.random() < 0.1:
@@ -103,9 +113,18 @@ class Pool(RuleBasedStateMachine):
             assert self.running() or self.returning(), "an empty pool always opens"
 
     def check_hit(self, engine: ModelEngine, op: OpenReq, tokens: list[int], answer: Opened) -> None:
-        expected = self.published.hit(engine.fingerprint, op.salt, tokens)
+        expected, space = self.published.hit(engine.fingerprint, op.salt, tokens), (engine.fingerprint, op.salt)
         assert answer.prefix_len <= expected
-        if self.evicted() or not self.lossless:
+        for length in answer.checkpoint_at:
+            assert answer.prefix_len < length < len(tokens)
+        if engine.states:
+            known = self.published.frozen.ever.get(space, set())
+            assert not answer.prefix_len or tuple(tokens[: answer.prefix_len]) in known
+            assert not self.is_exact() or not answer.prefix_len < expected or expected in answer.checkpoint_at
+            expected = self.published.frozen.hit(space, tokens, expected)
+        else:
+            assert answer.checkpoint_at == []
+        if not self.is_exact():
             return
         assert answer.prefix_len == expected
         valid_from = self.published.valid_from(engine.fingerprint, op.salt, tokens, expected, self.window)
@@ -134,8 +153,11 @@ class Pool(RuleBasedStateMachine):
         assert isinstance(stats, Stats)
         return stats
 
-    def evicted(self) -> bool:
-        return any(self.stats().evicted_pages)
+    def is_exact(self) -> bool:
+        """Whether nothing was ever evicted, so that hits must be what the model says; thinning is no eviction."""
+        stats = self.stats()
+        thinned = [stats.num_thinned * kind.pages_per_req * kind.is_state for kind in self.kinds]
+        return self.lossless and stats.evicted_pages == thinned
 
     def running(self) -> int:
         return sum(len(engine.reqs) for engine in self.engines)
@@ -189,7 +211,12 @@ class Pool(RuleBasedStateMachine):
             if draft is not None:
                 self.manager.client_exited(draft.epoch)
             self.drafts[engine.name] = Engine(
-                self.manager, name=engine.name, role="draft", kinds=("draft_kv",), fingerprint="model", pid=99
+                self.manager,
+                name=engine.name,
+                role="draft",
+                kinds=("draft_kv",),
+                fingerprint=engine.fingerprint,
+                pid=99,
             )
 
     @rule(seconds=st.sampled_from([0.5, 1.5, 3.0]))
@@ -229,10 +256,10 @@ class Pool(RuleBasedStateMachine):
         self.lossless = False
         self.manager.handle_admin(Flush())
 
-    @rule(num=st.integers(1, 3), kind=st.sampled_from(["target_kv", "draft_kv"]))
-    def evict(self, num: int, kind: str) -> None:
+    @rule(num=st.integers(1, 3), kind=st.integers(0, 3))
+    def evict(self, num: int, kind: int) -> None:
         before = self.stats()
-        evicted = self.manager.handle_admin(Evict(kind=kind, num_pages=num))
+        evicted = self.manager.handle_admin(Evict(kind=self.kinds[kind % len(self.kinds)].name, num_pages=num))
         assert isinstance(evicted, Evicted)
         after = self.stats()
         for old, new, freed in zip(before.kinds, after.kinds, evicted.num_pages, strict=True):
@@ -241,6 +268,8 @@ class Pool(RuleBasedStateMachine):
     @invariant()
     def all_holds(self) -> None:
         check(self.manager)
+        if self.is_exact():
+            assert self.stats().num_checkpoints == self.published.frozen.num
 
     def teardown(self) -> None:
         for engine in self.engines:

@@ -7,46 +7,11 @@ freed, evicted or remapped wrongly shows as a slot that holds another prefix, or
 from dataclasses import dataclass, field
 from typing import Any
 
-from memsvc.wire.mem import Opened, Stepped
+from memsvc.wire.base import ReqId
+from memsvc.wire.mem import Freeze, Opened, Stepped
 from tests.support.mem_builders import PAGE_SIZE, Engine
-
-Slot = tuple[int, int, int]
-"""kind, page, offset"""
-
-
-class Memory:
-    """All slots of the arena. The kinds share the bytes of a frame, as in the real one."""
-
-    def __init__(self, pages_per_frame: list[int]) -> None:
-        self.per_frame = pages_per_frame
-        self.slots: dict[Slot, Any] = {}
-        self.frame_kind: dict[int, int] = {}
-        self.stale: set[tuple[int, int]] = set()
-        """Pages that may hold bytes of another kind."""
-
-    def clear(self, kind: int, page: int) -> None:
-        """Zero a page; if its frame was another kind's, that kind's bytes are lost."""
-        per_frame = self.per_frame[kind]
-        frame = page // per_frame
-        if self.frame_kind.get(frame) != kind:
-            self.slots = {slot: v for slot, v in self.slots.items() if slot[1] // self.per_frame[slot[0]] != frame}
-            self.frame_kind[frame] = kind
-            self.stale |= {(kind, other) for other in range(frame * per_frame, (frame + 1) * per_frame)}
-        self.stale.discard((kind, page))
-        for offset in range(PAGE_SIZE):
-            self.slots[kind, page, offset] = None
-
-    def write(self, kind: int, page: int, offset: int, value: Any) -> None:
-        """Write one slot of a page that this kind owns."""
-        frame = page // self.per_frame[kind]
-        assert frame, f"kind {kind} page {page} does not exist"
-        assert self.frame_kind.get(frame) == kind, f"kind {kind} page {page} is in a frame of another kind"
-        assert (kind, page) not in self.stale, f"kind {kind} page {page} holds another kind's bytes"
-        self.slots[kind, page, offset] = value
-
-    def read(self, kind: int, page: int, offset: int) -> Any:
-        """What is there, None if never written."""
-        return self.slots.get((kind, page, offset))
+from tests.support.mem_memory import Memory, Published
+from tests.support.mem_states import Page, StateOf
 
 
 @dataclass
@@ -63,7 +28,7 @@ class ModelReq:
     valid_from: int
     draft_published: int
     released: int = 0
-    flights: list["Flight"] = field(default_factory=list)
+    state: StateOf = field(default_factory=StateOf)
 
     @property
     def slots(self) -> int:
@@ -84,36 +49,17 @@ class ModelReq:
 
 @dataclass
 class Flight:
-    """One forward of one request: it may read and write the pages of its tables until it is done."""
+    """One forward of one request: it may read and write the pages of its tables until it is done.
+
+    writes: pages of its state and ring, none of which is frozen. reads: the state it goes on from.
+    """
 
     step: int
     req: ModelReq
     tables: list[list[int]]
-
-
-class Published:
-    """Which prefixes were ever given to the tree, per namespace: the oracle for hits without eviction."""
-
-    def __init__(self) -> None:
-        self.target: set[tuple[str, str, tuple[int, ...]]] = set()
-        self.draft: set[tuple[str, str, tuple[int, ...]]] = set()
-
-    def hit(self, model: str, salt: str, tokens: list[int]) -> int:
-        """Expected prefix_len."""
-        pages = 0
-        while (pages + 1) * PAGE_SIZE < len(tokens):
-            if (model, salt, tuple(tokens[: (pages + 1) * PAGE_SIZE])) not in self.target:
-                break
-            pages += 1
-        return pages * PAGE_SIZE
-
-    def valid_from(self, model: str, salt: str, tokens: list[int], hit: int, window: int) -> int:
-        """Expected draft_valid_from of a hit."""
-        low = hit // PAGE_SIZE
-        first = max(0, low - -(-window // PAGE_SIZE)) if window else 0
-        while low > first and (model, salt, tuple(tokens[: low * PAGE_SIZE])) in self.draft:
-            low -= 1
-        return low * PAGE_SIZE
+    writes: list[Page]
+    reads: list[Page]
+    reads_at: int
 
 
 class ModelEngine(Engine):
@@ -125,11 +71,23 @@ class ModelEngine(Engine):
         self.reqs: dict[int, ModelReq] = {}
         self.flights: list[Flight] = []
         self.retract: list[int] = []
-        self.lag = 0
-        self.draft_on = True
+        kinds = self.manager.layout.kinds
+        own = [kind for kind, layout in enumerate(kinds) if layout.name in self.kinds and not layout.tokens_per_page]
+        self.states = [kind for kind in own if kinds[kind].is_state]
+        self.rings = [kind for kind in own if not kinds[kind].is_state]
+        self.freezing: list[tuple[ModelReq, list[Page]]] = []
+        self.ended: list[ModelReq] = []
+        """Closed by the step that is being sent."""
+        self.peers: list[ModelEngine] = [self]
+        """All engines of the pool."""
 
     def apply(self, reply: Stepped) -> None:
-        """Take over tables from a reply, then run the forward of this step and look at all memory."""
+        """What a reply without opens asks for."""
+        self.take(reply)
+        self.launch(reply)
+
+    def take(self, reply: Stepped) -> None:
+        """Take over tables from a reply, before its opens."""
         for kind, page in zip(reply.clear_kinds, reply.clear_pages, strict=True):
             self.memory.clear(kind, page)
         for rid, kind, index, page in zip(
@@ -143,12 +101,16 @@ class ModelEngine(Engine):
             reply.remap_rids, reply.remap_kinds, reply.remap_idxs, reply.remap_pages, strict=True
         ):
             table = self.reqs[rid].tables[kind]
+            assert kind not in self.rings
             table += [0] * (index + 1 - len(table))
             table[index] = page
+        self._settle_freezes(reply)
+
+    def launch(self, reply: Stepped) -> None:
+        """Run the forward of this step and look at all memory."""
         self.retract = list(reply.retract)
         for req in self.reqs.values():
-            tables = [list(table) for table in req.tables]
-            self.flights.append(Flight(step=reply.num, req=req, tables=tables))
+            self.flights.append(self._launch(req, reply.num))
         self.scribble()
         self.verify()
 
@@ -170,10 +132,59 @@ class ModelEngine(Engine):
             released=opened.draft_valid_from // PAGE_SIZE,
         )
         self.reqs[opened.rid] = req
+        self._take_state(req, opened)
         return req
 
-    def commit_req(self, rid: int, target_len: int, draft_len: int, new_tokens: list[int]) -> None:
-        """The step that is about to be sent makes these lengths final: the forward has written them."""
+    def _take_state(self, req: ModelReq, opened: Opened) -> None:
+        pages = [len(table) for table in opened.state_in]
+        if not self.states or not opened.prefix_len:
+            assert not any(pages)
+            return
+        assert pages == [len(opened.pages[k]) if k in self.states else 0 for k in range(len(opened.pages))]
+        assert not any(set(state) & set(table) for state, table in zip(opened.state_in, opened.pages, strict=True))
+        state = req.state
+        state.at = state.from_at = state.reads_at = opened.prefix_len
+        state.reads = [(kind, page) for kind in self.states for page in opened.state_in[kind]]
+        state.held = tuple(req.tokens[: state.at])
+
+    def _launch(self, req: ModelReq, step: int) -> Flight:
+        state = req.state
+        writes = [(kind, page) for kind in (*self.states, *self.rings) for page in req.tables[kind]]
+        flight = Flight(step, req, [list(table) for table in req.tables], writes, list(state.reads), state.reads_at)
+        state.launched()
+        return flight
+
+    def _settle_freezes(self, reply: Stepped) -> None:
+        """What became of the states that this step froze."""
+        moved = {(rid, kind) for rid, kind in zip(reply.remap_rids, reply.remap_kinds, strict=True)} & {
+            (rid, kind) for rid in self.reqs for kind in self.states
+        }
+        for req, pages in self.freezing:
+            prefix, space = tuple(req.tokens[: req.state.at]), (self.fingerprint, req.salt)
+            is_open = self.reqs.get(req.rid) is req
+            exchanged = {kind for kind in self.states if (req.rid, kind) in moved}
+            moved -= {(req.rid, kind) for kind in exchanged}
+            if not exchanged and (is_open or prefix in self.published.frozen.now.get(space, ())):
+                continue
+            if is_open:
+                now = [(kind, page) for kind in self.states for page in req.tables[kind]]
+                assert not set(now) & set(pages), f"rid {req.rid} is to write pages that are frozen"
+            req.state.exchanged(pages, prefix, reply.num)
+            # a step freezes before it closes
+            holders = [(e, other) for e in self.peers for other in (*e.reqs.values(), *e.ended)]
+            held = {p for e, other in holders for p in other.state.holds(e.done)}
+            self.published.frozen.add(space, prefix, self.published.target, held)
+        assert not moved, f"state pages moved without a freeze: {moved}"
+        self.freezing, self.ended = [], []
+
+    def commit_req(
+        self, rid: int, target_len: int, draft_len: int, new_tokens: list[int], state_at: int | None = None
+    ) -> None:
+        """The step that is about to be sent makes these lengths final: the forward has written them.
+
+        state_at: where its recurrent state stands, if that is not the last page edge. If it is no farther
+        than before, the forward of this step brings it there.
+        """
         req = self.reqs[rid]
         req.tokens += new_tokens
         for position in range(req.target_len, target_len):
@@ -182,6 +193,26 @@ class ModelEngine(Engine):
             for position in range(max(req.draft_len, req.valid_from), draft_len):
                 self._write(1, req.tables[1][position // PAGE_SIZE], position, ("draft", *req.prefix(position)))
         req.target_len, req.draft_len = target_len, draft_len
+        boundary = target_len // PAGE_SIZE * PAGE_SIZE
+        if self.states and boundary > max(req.state.at, req.state.reads_at):
+            req.state.advance(boundary, self.num + 1, boundary if state_at is None else state_at)
+
+    def freeze_req(self, rid: int) -> None:
+        """The step about to be sent freezes its state, which no forward in flight may write from now on."""
+        req = self.reqs[rid]
+        pages = [(kind, page) for kind in self.states for page in req.tables[kind]]
+        for flight in self.flights:
+            flight.writes = [page for page in flight.writes if page not in pages]
+        for index, (kind, page) in enumerate(pages):
+            self.memory.write(kind, page, 0, ("state", index, tuple(req.tokens[: req.state.at])))
+        self.freezing.append((req, pages))
+
+    def freeze_part(self, rids: list[int]) -> Freeze:
+        """The part of a step that freezes the states of rids where they stand."""
+        lens = [self.reqs[rid].state.at for rid in rids]
+        for rid in rids:
+            self.freeze_req(rid)
+        return Freeze([ReqId(rid) for rid in rids], lens)
 
     def published_by(self, rid: int) -> None:
         """After the step with the commit: what the tree must have now."""
@@ -207,7 +238,9 @@ class ModelEngine(Engine):
 
     def closed_req(self, rid: int) -> ModelReq:
         """The step about to be sent closes this request."""
-        return self.reqs.pop(rid)
+        req = self.reqs.pop(rid)
+        self.ended.append(req)
+        return req
 
     def _write(self, kind: int, page: int, position: int, value: Any) -> None:
         if page:
@@ -218,6 +251,8 @@ class ModelEngine(Engine):
         self.flights = [flight for flight in self.flights if flight.step > self.done]
         for flight in self.flights:
             req = flight.req
+            for kind, page in flight.writes:
+                self.memory.write(kind, page, 0, "garbage")
             for kind, committed in ((0, req.target_len), (1, req.draft_len)):
                 if kind >= len(flight.tables):
                     continue
@@ -228,9 +263,17 @@ class ModelEngine(Engine):
         """Every committed slot that may still be read holds its prefix: in all tables, old ones in flight too."""
         for req in self.reqs.values():
             self._verify_tables(req, req.tables)
+            self._verify_state(req, req.state.reads, req.state.reads_at)
         for flight in self.flights:
-            if flight.req.rid in self.reqs and self.reqs[flight.req.rid] is flight.req:
+            if flight.step > self.done and self.reqs.get(flight.req.rid) is flight.req:
                 self._verify_tables(flight.req, flight.tables[:1])
+                self._verify_state(flight.req, flight.reads, flight.reads_at)
+
+    def _verify_state(self, req: ModelReq, reads: list[Page], at: int) -> None:
+        """Frozen pages that may still be read hold the state at `at`."""
+        for index, (kind, page) in enumerate(reads):
+            found = self.memory.read(kind, page, 0)
+            assert found == ("state", index, tuple(req.tokens[:at])), f"rid {req.rid}: state at {at} is {found}"
 
     def _verify_tables(self, req: ModelReq, tables: list[list[int]]) -> None:
         for position in range(min(req.target_len, len(tables[0]) * PAGE_SIZE)):
