@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from memsvc.core.eviction import Entry
 from memsvc.core.faults import Faults
-from memsvc.core.frames import FREE, LIMBO, PRIVATE, QUARANTINE, STATE_NAMES
 from memsvc.core.limbo import Quarantine
 from memsvc.core.owners import NOBODY, Owners
+from memsvc.core.page_states import FREE, LIMBO, PRIVATE, QUARANTINE, STATE_NAMES
 from memsvc.core.pins import Pins
 from memsvc.core.radix import Node
 from memsvc.core.reqs import Running

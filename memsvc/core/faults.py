@@ -1,6 +1,6 @@
 """What the invariant check finds, each with the page's owner and age."""
 
-from memsvc.core.frames import STATE_NAMES
+from memsvc.core.page_states import STATE_NAMES
 from memsvc.core.reqs import Running
 from memsvc.core.store import PageStore
 from memsvc.wire.admin import Problem

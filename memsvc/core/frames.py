@@ -4,14 +4,8 @@ from array import array
 from typing import Final
 
 from memsvc.core.buckets import Buckets
+from memsvc.core.page_states import FREE, PRIVATE, STATE_NAMES, TREE
 
-FREE: Final = 0
-PRIVATE: Final = 1
-TREE: Final = 2
-PINNED: Final = 3
-LIMBO: Final = 4
-QUARANTINE: Final = 5
-STATE_NAMES: Final = ("free", "private", "tree", "pinned", "limbo", "quarantine")
 RESERVED: Final = 255
 """frame_kind of frames that no kind may have: dummy and exchange."""
 

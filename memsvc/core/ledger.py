@@ -1,8 +1,8 @@
 """Ledger: what requests hold, still need and may have, as vectors of pages by kind."""
 
 from memsvc.core.config import PoolConfig
-from memsvc.core.frames import LIMBO
 from memsvc.core.kinds import KindTable
+from memsvc.core.page_states import LIMBO
 from memsvc.core.reqs import Req, Running
 from memsvc.core.sessions import Engine
 from memsvc.core.store import PageStore

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from memsvc.core.frames import LIMBO, QUARANTINE, FramePool
+from memsvc.core.frames import FramePool
+from memsvc.core.page_states import LIMBO, QUARANTINE
 from memsvc.core.reqs import Req
 from memsvc.core.sessions import Client
 from memsvc.core.store import PageStore

@@ -4,8 +4,8 @@ from itertools import count
 from typing import cast
 
 from memsvc.core.config import PoolConfig
-from memsvc.core.frames import LIMBO, QUARANTINE
 from memsvc.core.ledger import Ledger, Pages, add
+from memsvc.core.page_states import LIMBO, QUARANTINE
 from memsvc.core.radix import TOKEN_BYTES, Node, checkpoints_up
 from memsvc.core.reqs import Req, Running
 from memsvc.core.sessions import Engine

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memsvc.core.faults import Faults
-from memsvc.core.frames import LIMBO, PINNED, PRIVATE, QUARANTINE, STATE_NAMES, TREE
 from memsvc.core.limbo import Quarantine
+from memsvc.core.page_states import LIMBO, PINNED, PRIVATE, QUARANTINE, STATE_NAMES, TREE
 from memsvc.core.pins import Pins
 from memsvc.core.radix import Checkpoint, Node
 from memsvc.core.reqs import Req, Running

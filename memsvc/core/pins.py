@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from memsvc.core.errors import RequestError
-from memsvc.core.frames import PINNED, TREE
 from memsvc.core.ledger import Ledger
+from memsvc.core.page_states import PINNED, TREE
 from memsvc.core.radix import Checkpoint, Node, Root, checkpoints_up
 from memsvc.core.store import PageStore
 from memsvc.wire.admin import Pin, Pinned

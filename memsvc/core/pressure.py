@@ -1,8 +1,8 @@
 """Who has to give way when a reservation does not fit: exact, by playing the closes through."""
 
-from memsvc.core.frames import PRIVATE
 from memsvc.core.ledger import Growing, Ledger, Pages
 from memsvc.core.limbo import Quarantine
+from memsvc.core.page_states import PRIVATE
 from memsvc.core.radix import Checkpoint, Node
 from memsvc.core.reqs import Req, Running
 from memsvc.core.sessions import Client, Sessions

@@ -2,9 +2,9 @@
 
 from array import array
 
-from memsvc.core.frames import PRIVATE
 from memsvc.core.limbo import retire
 from memsvc.core.outcome import Columns
+from memsvc.core.page_states import PRIVATE
 from memsvc.core.radix import Node
 from memsvc.core.reqs import Req
 from memsvc.core.sessions import Client

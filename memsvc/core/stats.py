@@ -1,6 +1,6 @@
 """Numbers for operators: the arena by kind and state, and who is open."""
 
-from memsvc.core.frames import FREE, LIMBO, PINNED, PRIVATE, QUARANTINE, TREE
+from memsvc.core.page_states import FREE, LIMBO, PINNED, PRIVATE, QUARANTINE, TREE
 from memsvc.core.reqs import Req, Running
 from memsvc.core.store import PageStore
 from memsvc.wire.admin import KindStats, ReqInfo, SnapshotReport

@@ -3,7 +3,8 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from memsvc.core.frames import FREE, LIMBO, PRIVATE, TREE, FramePool
+from memsvc.core.frames import FramePool
+from memsvc.core.page_states import FREE, LIMBO, PRIVATE, TREE
 from tests.support import hypothesis_profiles
 
 PER_FRAME = (2, 3)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from memsvc.core.frames import LIMBO
 from memsvc.core.manager import MemoryManager
+from memsvc.core.page_states import LIMBO
 from memsvc.wire.admin import (
     Check,
     CheckReport,
