@@ -10,7 +10,7 @@ from memsvc.device.state_table import StateTable
 from memsvc.wire.mem import Layout
 from target_worker.model.config import RING, STATE
 from target_worker.model.decoder import Decoder
-from target_worker.model.linear_spec import ring_rows
+from target_worker.model.linear_spec import RING_PAGES, ring_page_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,11 @@ class LinearMemory:
             dtype=model.dtype,
         )
         ring = RingShape(
-            num_rows=ring_rows(layout.page_size, block_size),
+            page_rows=ring_page_rows(layout.page_size, block_size),
+            num_pages=RING_PAGES,
             num_heads=spec.num_v_heads,
             conv_dim=spec.conv_dim,
             dtype=model.dtype,
         )
-        table = StateTable(max_reqs=max_reqs, num_layers=model.shape.num_linear_layers)
+        table = StateTable(max_reqs=max_reqs, num_layers=model.shape.num_linear_layers, ring_pages=RING_PAGES)
         return cls(StatePool(arena, kinds[STATE], state), RingPool(arena, kinds[RING], ring), table)

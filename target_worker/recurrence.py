@@ -91,7 +91,7 @@ class Recurrence:
         self._num_rows = sum(span.num for span in spans)
         self._groups = [self._plan(group) for group in group_spans(spans)]
         kept = [(span, p) for span in spans for p in range(max(span.start, span.write_len), span.end)]
-        self._kept_pages = self._pages(memory.table.ring, [span.table_row for span, _ in kept])
+        self._kept_pages = self._ring_pages([span.table_row for span, _ in kept], [p for _, p in kept])
         self._kept_positions = self._ints([p for _, p in kept])
         self._kept_from = self._ints([span.first + p - span.start for span, p in kept])
 
@@ -163,7 +163,7 @@ class Recurrence:
             keep=[span.keep for span in spans],
             state_in=state_in,
             state_out=self._pages(table.state_out, owners),
-            replay_pages=self._pages(table.ring, [owners[i] for i, _ in replay]),
+            replay_pages=self._ring_pages([owners[i] for i, _ in replay], [p for _, p in replay]),
             replay_positions=self._ints([p for _, p in replay]),
             replay_at=places(replay),
             new_from=self._ints([spans[i].first + p - spans[i].start for i, p in new]),
@@ -173,6 +173,13 @@ class Recurrence:
     def _pages(self, table: np.ndarray, rows: list[int]) -> torch.Tensor:
         """int64 [layers, len(rows)]"""
         return torch.from_numpy(table[rows].T.astype(np.int64)).to(self._device)
+
+    def _ring_pages(self, rows: list[int], positions: list[int]) -> torch.Tensor:
+        """int64 [layers, len(rows)]: the pages that hold these positions of the requests in these table rows."""
+        shape = self._memory.rings.shape
+        parts = np.asarray(positions, dtype=np.int64) % shape.num_rows // shape.page_rows
+        pages = self._memory.table.ring[np.asarray(rows, dtype=np.int64), :, parts]
+        return torch.from_numpy(pages.T.astype(np.int64)).to(self._device)
 
     def _ints(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

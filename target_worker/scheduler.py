@@ -62,6 +62,8 @@ class Scheduler:
         """memsvc has been told that the last step is over."""
         self._is_full = False
         """memsvc had no room for the last request it was asked to open."""
+        self._num_closed = 0
+        """Requests that the Step before closed."""
         self._trace = StepTrace(config.spec_trace)
         self.counters = Counters()
 
@@ -83,7 +85,7 @@ class Scheduler:
         self._is_settled = False
         plan, following = self._plan, self._planner.after(self._plan, self._running.values())
         closes = self._closes()
-        self._mem.begin(self._slots(plan, following), self._next_opens(bool(closes)), closes)
+        self._mem.begin(self._slots(plan, following), self._next_opens(len(closes)), closes)
         self._compute(plan)
         stepped = self._finish()
         self._retract([self._running[rid] for rid in stepped.retract if rid in self._running], following)
@@ -153,14 +155,16 @@ class Scheduler:
     def _slots(self, plan: StepPlan, following: StepPlan) -> list[tuple[Req, int]]:
         return [(req, self._planner.slots_needed(req, plan, following)) for req in following.reqs()]
 
-    def _next_opens(self, room_comes: bool) -> list[Req]:
+    def _next_opens(self, num_closes: int) -> list[Req]:
         free = self._config.max_running_requests - self._mem.num_open
+        came, self._num_closed = self._num_closed, num_closes
         if not self._is_full:
             return self._waiting.first(free, MAX_OPEN_TOKENS)
-        # A refused open costs memsvc a search each time, so ask when something closes, and now and then.
-        if not room_comes and self._running and self.counters.num_steps % BLOCKED_STEPS:
+        # A refused open costs memsvc a search each time, so ask when something closes, in the step after that,
+        # when its pages have left limbo, and now and then.
+        if not (num_closes or came) and self._running and self.counters.num_steps % BLOCKED_STEPS:
             return []
-        return self._waiting.first(min(free, 1), MAX_OPEN_TOKENS)
+        return self._waiting.first(min(free, 1 + num_closes + came), MAX_OPEN_TOKENS)
 
     def _closes(self) -> list[tuple[Req, str]]:
         # Features of the last rows go to the draft first, so that the next turn finds its context.

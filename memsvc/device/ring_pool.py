@@ -1,4 +1,4 @@
-"""Replay rings in pages: one page holds the newest raw inputs of one linear layer of one request."""
+"""Replay rings in pages: some pages together hold the newest raw inputs of one linear layer of one request."""
 
 from dataclasses import dataclass
 
@@ -10,25 +10,32 @@ from memsvc.wire.mem import KindLayout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RingShape:
-    """A page: [num_rows, 2, num_heads] float32 (g, beta), then [num_rows, conv_dim] of dtype.
+    """A page: [page_rows, 2, num_heads] float32 (g, beta), then [page_rows, conv_dim] of dtype.
 
-    The second part are the rows that enter the convolution. Position p has row p % num_rows.
+    The second part are the rows that enter the convolution. A ring is num_pages pages one after another;
+    position p has row p % num_rows of it.
     """
 
-    num_rows: int
+    page_rows: int
+    num_pages: int
     num_heads: int
     conv_dim: int
     dtype: torch.dtype
 
     @property
+    def num_rows(self) -> int:
+        """Rows of a ring."""
+        return self.page_rows * self.num_pages
+
+    @property
     def gate_bytes(self) -> int:
         """Bytes of the first part."""
-        return self.num_rows * 2 * self.num_heads * 4
+        return self.page_rows * 2 * self.num_heads * 4
 
     @property
     def page_bytes(self) -> int:
         """Bytes of both parts."""
-        return self.gate_bytes + self.num_rows * self.conv_dim * self.dtype.itemsize
+        return self.gate_bytes + self.page_rows * self.conv_dim * self.dtype.itemsize
 
 
 class RingPool:
@@ -39,16 +46,19 @@ class RingPool:
         check_req_kind(arena, kind, shape.page_bytes, str(shape))
         self.kind = kind
         self.shape = shape
-        self._gates = page_view(arena, kind, 0, (shape.num_rows, 2, shape.num_heads), torch.float32)
-        self._raw = page_view(arena, kind, shape.gate_bytes, (shape.num_rows, shape.conv_dim), shape.dtype)
+        self._gates = page_view(arena, kind, 0, (shape.page_rows, 2, shape.num_heads), torch.float32)
+        self._raw = page_view(arena, kind, shape.gate_bytes, (shape.page_rows, shape.conv_dim), shape.dtype)
 
     def read(self, pages: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of rows, by page and position int64 [n]: [n, conv_dim] of dtype, and [n, 2, num_heads] float32."""
-        place = pages, positions % self.shape.num_rows
+        """Copies of rows, by page and position int64 [n]: [n, conv_dim] of dtype, and [n, 2, num_heads] float32.
+
+        The page is number position % num_rows // page_rows of its ring.
+        """
+        place = pages, positions % self.shape.page_rows
         return self._raw[place], self._gates[place]
 
     def write(self, pages: torch.Tensor, positions: torch.Tensor, raw: torch.Tensor, gates: torch.Tensor) -> None:
         """Store rows, in the form read gives them. No two of them may have the same page and place."""
-        place = pages, positions % self.shape.num_rows
+        place = pages, positions % self.shape.page_rows
         self._raw.index_put_(place, raw)
         self._gates.index_put_(place, gates)

@@ -8,23 +8,27 @@ from memsvc.wire.base import PageId
 
 
 class StateTable:
-    """Three page ids for each row and linear layer, int32 on the host. Rows are those of the target's PageTables.
+    """Page ids for each row and linear layer, int32 on the host. Rows are those of the target's PageTables.
 
     A request reads its state from state_in and writes it to state_out. They differ after a prefix hit, and after
     the state it stands on was frozen; the first write ends that (wrote).
     """
 
-    def __init__(self, *, max_reqs: int, num_layers: int) -> None:
+    def __init__(self, *, max_reqs: int, num_layers: int, ring_pages: int = 1) -> None:
+        """ring_pages: pages of one layer's ring."""
         self.num_layers = num_layers
         form = (max_reqs + 1, num_layers)
         self.state_in = np.zeros(form, dtype=np.int32)
         self.state_out = np.zeros(form, dtype=np.int32)
-        self.ring = np.zeros(form, dtype=np.int32)
+        self.ring = np.zeros((*form, ring_pages), dtype=np.int32)
 
     def open(
         self, row: int, *, state_out: Sequence[PageId], ring: Sequence[PageId], state_in: Sequence[PageId]
     ) -> None:
-        """Pages of a new request, one a layer. state_in is the frozen state of its hit, or empty without one."""
+        """Pages of a new request, one a layer; of rings ring_pages a layer, those of a layer side by side.
+
+        state_in is the frozen state of its hit, or empty without one.
+        """
         self._set(self.state_out, row, state_out)
         self._set(self.ring, row, ring)
         self._set(self.state_in, row, state_in or [PageId(0)] * self.num_layers)
@@ -43,6 +47,9 @@ class StateTable:
             table[row] = 0
 
     def _set(self, table: np.ndarray, row: int, pages: Sequence[PageId]) -> None:
-        if len(pages) != self.num_layers or min(pages) < 0:
-            raise ValueError(f"row {row} needs a page for each of {self.num_layers} linear layers, got {list(pages)}")
-        table[row] = pages
+        form = table[row].shape
+        if len(pages) != table[row].size or min(pages) < 0:
+            raise ValueError(
+                f"row {row} needs pages {list(form)} for {self.num_layers} linear layers, got {list(pages)}"
+            )
+        table[row] = np.reshape(pages, form)

@@ -16,7 +16,15 @@ from memsvc.device.hf_config import (
     rope_spec,
 )
 from memsvc.wire.mem import KindSpec
-from target_worker.model.linear_spec import FULL, LINEAR, LinearSpec, read_layer_types, read_linear_spec, ring_rows
+from target_worker.model.linear_spec import (
+    FULL,
+    LINEAR,
+    RING_PAGES,
+    LinearSpec,
+    read_layer_types,
+    read_linear_spec,
+    ring_page_rows,
+)
 
 HYBRIDS = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3NextForCausalLM")
 """Gated delta net layers and gated attention. Of ForConditionalGeneration the text part alone is read."""
@@ -169,12 +177,12 @@ def kind_specs(shape: TargetShape, page_size: int, dtype: str, block_size: int =
     if shape.linear is None:
         return kinds
     state_bytes = shape.linear.state_bytes(item)
-    ring_bytes = shape.linear.ring_bytes(ring_rows(page_size, block_size), item)
+    ring_bytes = shape.linear.ring_bytes(ring_page_rows(page_size, block_size), item)
     per_req = shape.num_linear_layers
     return [
         *kinds,
         KindSpec(name=STATE, page_bytes=state_bytes, tokens_per_page=0, pages_per_req=per_req, is_state=True),
-        KindSpec(name=RING, page_bytes=ring_bytes, tokens_per_page=0, pages_per_req=per_req),
+        KindSpec(name=RING, page_bytes=ring_bytes, tokens_per_page=0, pages_per_req=per_req * RING_PAGES),
     ]
 
 

@@ -7,6 +7,10 @@ from memsvc.device.hf_config import get_int
 
 FULL, LINEAR = "full_attention", "linear_attention"
 
+RING_PAGES = 2
+"""Pages of one layer's ring. Halves fill frames better: at 27B geometry 9 of them one frame of 3.2 MB, against 4 wholes
+with 11.5 % left over."""
+
 _VECTOR = 32
 
 
@@ -53,9 +57,12 @@ class LinearSpec:
         return num_rows * (self.conv_dim * item + 2 * self.num_v_heads * 4)
 
 
-def ring_rows(page_size: int, block_size: int) -> int:
-    """Rows of a ring: up to page_size + block_size - 1 that are to be replayed, and a block written meanwhile."""
-    return page_size + 2 * block_size
+def ring_page_rows(page_size: int, block_size: int) -> int:
+    """Rows of one of the RING_PAGES pages of a ring.
+
+    The ring holds up to page_size + block_size - 1 rows that are to be replayed, and a block written meanwhile.
+    """
+    return -(-(page_size + 2 * block_size) // RING_PAGES)
 
 
 def read_layer_types(config: dict[str, Any], *, may_be_linear: bool) -> tuple[str, ...]:

@@ -5,12 +5,11 @@ import statistics
 import time
 
 import numpy as np
-from msgspec import structs
 
 import memsvc.core
 from memsvc.core.geometry import solve
 from memsvc.wire.base import ReqId
-from memsvc.wire.mem import KindSpec, OpenReq
+from memsvc.wire.mem import OpenReq
 from tests.bench.pool_loads import random_text
 from tests.bench.pool_memory import Turn, UnifiedMemory, make_memory
 from tests.bench.pool_modes import (
@@ -19,8 +18,6 @@ from tests.bench.pool_modes import (
     GIB,
     MAX_EXTEND,
     PAGE_SIZE,
-    RING_BYTES,
-    STATE_LAYERS,
     Mode,
     make_mode,
 )
@@ -114,16 +111,8 @@ def runs_to_the_end(gib: int, num_reqs: int, total: int = PROMPT) -> dict[str, i
 
 
 def geometry_waste() -> dict[str, object]:
-    """By kind the share of its frames that holds nothing, and the share of a 4,096-token request's frames.
-
-    half_rings: the same if a page of the ring held half of its rows.
-    """
+    """By kind the share of its frames that holds nothing, and the share of a 4,096-token request's frames."""
     kinds = make_mode("unified", 60 * GIB).config.kinds
-    halves = [*kinds[:-1], structs.replace(kinds[-1], page_bytes=RING_BYTES // 2, pages_per_req=2 * STATE_LAYERS)]
-    return _waste_of(kinds) | {"half_rings": _waste_of(halves)}
-
-
-def _waste_of(kinds: list[KindSpec]) -> dict[str, object]:
     geometry, names = solve(kinds), [kind.name for kind in kinds]
     held = [kind.pages_per_req or -(-min(PROMPT, kind.window or PROMPT) // PAGE_SIZE) for kind in kinds]
     content = sum(pages * kind.page_bytes for pages, kind in zip(held, kinds, strict=True))

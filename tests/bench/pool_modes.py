@@ -19,6 +19,8 @@ STATE_BYTES = 48 * 128 * 128 * 4 + 3 * 10240 * 2
 RING_ROW_BYTES = 10240 * 2 + 2 * 48 * 4
 """One token and layer: the projection before the convolution (bf16), g and beta (fp32)."""
 RING_BYTES = (PAGE_SIZE + 2 * BLOCK_SIZE) * RING_ROW_BYTES
+RING_PAGES = 2
+"""Pages of one layer's ring in the one pool: halves fill its frames."""
 MAX_EXTEND = 2048
 """Prompt tokens of one request in one forward."""
 SLACK = 2 * BLOCK_SIZE
@@ -55,7 +57,9 @@ class Mode:
 def make_mode(name: str, arena_bytes: int, ratio: float = 0.0) -> Mode:
     """A mode over arena_bytes in all. ratio R gives states R/(1+R) of them in the split modes."""
     if name == "unified":
-        return _pool(name, arena_bytes, _kinds(PAGE_SIZE, state=1, ring=STATE_LAYERS))
+        kinds = _kinds(PAGE_SIZE, state=1, ring=0)
+        half = {"page_bytes": RING_BYTES // RING_PAGES, "pages_per_req": STATE_LAYERS * RING_PAGES}
+        return _pool(name, arena_bytes, [*kinds, KindSpec(name="ring", tokens_per_page=0, **half)])
     if name in SPLIT:
         return _split(name, arena_bytes, ratio)
     kinds = _kinds(PADDED_PAGE_SIZE, state=1, ring=0 if name == "padded" else STATE_LAYERS // RINGS_PER_PADDED_PAGE)

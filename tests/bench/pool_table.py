@@ -79,8 +79,7 @@ def table(report: dict[str, Any]) -> str:
         f"{report['requests_4k_60gib_warm']}, padded {report['requests_4k_60gib_padded']}; 30 GiB {report['requests_4k_30gib']}",
         f"60 of them in 30 GiB: {_fits(report['run_60_of_4k_in_30gib'])}; 32 in 16 GiB: "
         f"{_fits(report['run_32_of_4k_in_16gib'])}",
-        f"geometry waste: {by_kind}; of a 4,096-token request {100 * geometry['request_4k']:.2f} % "
-        f"(with rings of two pages {100 * geometry['half_rings']['request_4k']:.2f} %)",
+        f"geometry waste: {by_kind}; of a 4,096-token request {100 * geometry['request_4k']:.2f} %",
         f"Step of 32 requests: {report['step32']['median']:.0f} us, p99 {report['step32']['p99']:.0f} us, "
         f"compiled: {report['step32']['compiled']}",
     ]

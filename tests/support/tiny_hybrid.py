@@ -157,7 +157,7 @@ class HybridRig:
         self.linear.table.open(
             row,
             state_out=self.frames.take("state", num_layers),
-            ring=self.frames.take("ring", num_layers),
+            ring=self.frames.take("ring", self.linear.table.ring[row].size),
             state_in=state_in,
         )
         return req
@@ -165,7 +165,7 @@ class HybridRig:
     def close(self, req: HybridReq, *, poison: bool) -> None:
         """Give state and ring back, NaN in every byte if so wished. Pages that others may use are kept."""
         table = self.linear.table
-        own = {"ring": table.ring[req.row].tolist(), "state": table.state_out[req.row].tolist()}
+        own = {"ring": table.ring[req.row].flatten().tolist(), "state": table.state_out[req.row].tolist()}
         for kind, pages in own.items():
             stride = self.frames.kinds[kind].stride_bytes
             for page in pages:

@@ -41,7 +41,7 @@ class ToyStates:
         text = req.tokens[:start] + rows
         for layer in range(NUM_LAYERS):
             self._read(req, layer, start)
-            out, ring = int(self._table.state_out[req.row, layer]), int(self._table.ring[req.row, layer])
+            out, ring = int(self._table.state_out[req.row, layer]), int(self._table.ring[req.row, layer, 0])
             assert out > 0
             assert ring > 0
             if write_len > state.length:
@@ -57,7 +57,7 @@ class ToyStates:
         assert state is not None
         found = self.states.get(int(self._table.state_in[req.row, layer])) if state.length else []
         assert found == req.tokens[: state.length], f"rid {req.rid} reads another state at {state.length}: {found}"
-        ring = int(self._table.ring[req.row, layer])
+        ring = int(self._table.ring[req.row, layer, 0])
         replayed = [self._rings.get((ring, p % self._ring_rows), -1) for p in range(state.length, start)]
         assert replayed == req.tokens[state.length : start], f"rid {req.rid} replays other rows"
         self.num_reads += state.length > 0

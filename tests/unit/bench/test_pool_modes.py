@@ -22,8 +22,8 @@ RING = STATE_LAYERS * RING_BYTES
 def test_the_geometry_is_the_27b_one():
     assert (STATE_BYTES, RING_BYTES) == (3_207_168, 709_376)
     kinds = make_mode("unified", GIB * 20).config.kinds
-    assert [kind.page_bytes for kind in kinds] == [16 * (64 << 10), 16 * (20 << 10), STATE_BYTES, RING_BYTES]
-    assert [kind.pages_per_req for kind in kinds] == [0, 0, 48, 48]
+    assert [kind.page_bytes for kind in kinds] == [16 * (64 << 10), 16 * (20 << 10), STATE_BYTES, RING_BYTES // 2]
+    assert [kind.pages_per_req for kind in kinds] == [0, 0, 48, 96]
     assert [kind.window for kind in kinds] == [0, 2048, 0, 0]
 
 

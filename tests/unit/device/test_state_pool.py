@@ -13,7 +13,7 @@ from memsvc.wire.base import PageId
 from memsvc.wire.mem import KindLayout
 
 STATE = StateShape(num_heads=3, k_dim=4, v_dim=5, conv_rows=3, conv_dim=7, dtype=torch.bfloat16)
-RING = RingShape(num_rows=6, num_heads=3, conv_dim=7, dtype=torch.bfloat16)
+RING = RingShape(page_rows=6, num_pages=2, num_heads=3, conv_dim=7, dtype=torch.bfloat16)
 NUM_PAGES = 9
 
 
@@ -66,7 +66,8 @@ def test_page_zero_reads_as_the_zero_state_whatever_it_holds() -> None:
     assert pool.read(pages)[1].isnan().all()
 
 
-def test_ring_rows_stand_at_their_position_modulo_the_ring() -> None:
+def test_ring_rows_stand_in_their_page_at_the_position_modulo_its_rows() -> None:
+    assert RING.num_rows == 12
     arena = poisoned()
     pool = RingPool(arena, kind_of(RING), RING)
     pages, positions = torch.tensor([4, 4, 7]), torch.tensor([11, 12, 3])
@@ -101,7 +102,7 @@ def test_ring_rows_stand_at_their_position_modulo_the_ring() -> None:
 def test_a_layout_of_other_pages_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StatePool(poisoned(), kind_of(STATE, **changes), STATE)
-    ring = RingShape(num_rows=12, num_heads=3, conv_dim=7, dtype=torch.bfloat16)
+    ring = RingShape(page_rows=12, num_pages=1, num_heads=3, conv_dim=7, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=message):
         RingPool(poisoned(), kind_of(ring, **changes), ring)
 
@@ -118,9 +119,10 @@ def ids(*pages: int) -> list[PageId]:
 
 
 def test_a_request_reads_what_it_hit_until_it_has_written_and_again_after_a_freeze() -> None:
-    table = StateTable(max_reqs=3, num_layers=2)
-    table.open(2, state_out=ids(4, 5), ring=ids(6, 7), state_in=ids(8, 9))
-    assert (table.state_in[2].tolist(), table.state_out[2].tolist(), table.ring[2].tolist()) == ([8, 9], [4, 5], [6, 7])
+    table = StateTable(max_reqs=3, num_layers=2, ring_pages=2)
+    table.open(2, state_out=ids(4, 5), ring=ids(6, 7, 12, 13), state_in=ids(8, 9))
+    assert (table.state_in[2].tolist(), table.state_out[2].tolist()) == ([8, 9], [4, 5])
+    assert table.ring[2].tolist() == [[6, 7], [12, 13]]
     table.wrote(2)
     assert table.state_in[2].tolist() == [4, 5]
     table.freeze(2, ids(10, 11))
@@ -135,7 +137,7 @@ def test_a_request_without_a_hit_reads_page_zero_and_a_row_takes_a_page_for_ever
     table = StateTable(max_reqs=1, num_layers=2)
     table.open(1, state_out=ids(4, 5), ring=ids(6, 7), state_in=[])
     assert table.state_in[1].tolist() == [0, 0]
-    with pytest.raises(ValueError, match=r"each of 2 linear layers, got \[3\]"):
+    with pytest.raises(ValueError, match=r"needs pages \[2\] for 2 linear layers, got \[3\]"):
         table.freeze(1, ids(3))
     with pytest.raises(ValueError, match="-1"):
         table.freeze(1, ids(3, -1))

@@ -35,16 +35,16 @@ def test_float32_doubles_pages_and_features(tmp_path: Path):
 def test_a_hybrid_has_states_and_rings_for_every_linear_layer(tmp_path: Path):
     config = LaunchConfig(context_len=4096, max_running_requests=60, mem_bytes=60 * GIB)
     models = read_models(config, folder(tmp_path / "target", HYBRID))
-    state, ring = 48 * 128 * 128 * 4 + 3 * 10_240 * 2, 18 * (10_240 * 2 + 2 * 48 * 4)
+    state, ring = 48 * 128 * 128 * 4 + 3 * 10_240 * 2, 9 * (10_240 * 2 + 2 * 48 * 4)
     assert [(kind.name, kind.page_bytes, kind.pages_per_req) for kind in models.kinds] == [
         ("target_kv", 16 * 64 * 1024, 0),
         ("state", state, 48),
-        ("ring", ring, 48),
+        ("ring", ring, 96),
     ]
     pool, plan = make_plan(config, models, available=64 * GIB)
-    one = (4096 + pool.slack_tokens) * 64 * 1024 + 48 * (state + ring)
+    one = (4096 + pool.slack_tokens) * 64 * 1024 + 48 * (state + 2 * ring)
     assert one < plan.one_request_bytes < 1.2 * one
-    frames = plan.num_frames - 1 - sum(-(-48 // kind.pages_per_frame) for kind in plan.kinds[1:])
+    frames = plan.num_frames - 1 - sum(-(-kind.pages_per_req // kind.pages_per_frame) for kind in plan.kinds[1:])
     assert plan.pool_tokens == frames * plan.kinds[0].pages_per_frame * 16
     assert MemoryManager(pool).layout.num_frames == plan.num_frames
 

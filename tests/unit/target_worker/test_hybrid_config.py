@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from target_worker.linear_memory import LinearMemory
 from target_worker.model.config import TargetShape, kind_specs
-from target_worker.model.linear_spec import LinearSpec, ring_rows
+from target_worker.model.linear_spec import LinearSpec, ring_page_rows
 from target_worker.model.weights import load_target
 from target_worker.runner import Runner
 from tests.support.model_folders import HYBRID
@@ -32,8 +32,8 @@ def test_the_27b_geometry_takes_64_kib_a_token_and_a_state_of_3_2_mb_a_layer() -
     kv, state, ring = kind_specs(shape_of(), 16, "auto", 9)
     assert (kv.name, kv.page_bytes, kv.tokens_per_page, kv.pages_per_req) == ("target_kv", 16 << 16, 16, 0)
     assert (state.name, state.page_bytes, state.tokens_per_page, state.pages_per_req) == ("state", 3_207_168, 0, 48)
-    assert (ring.name, ring.page_bytes, ring.tokens_per_page, ring.pages_per_req) == ("ring", 34 * 20_864, 0, 48)
-    assert ring_rows(16, 9) == 34
+    assert (ring.name, ring.page_bytes, ring.tokens_per_page, ring.pages_per_req) == ("ring", 17 * 20_864, 0, 96)
+    assert ring_page_rows(16, 9) == 17
     assert kind_specs(shape_of(), 16, "float32", 9)[1].page_bytes == 48 * 128 * 128 * 4 + 3 * 10_240 * 4
 
 

@@ -43,9 +43,10 @@ class Pages:
     def ring_rows(self) -> torch.Tensor:
         """uint8 [layers, ring rows, bytes of gates and of raw inputs]"""
         shape = self.rig.linear.rings.shape
-        pages = self.copy("ring", self.rig.linear.table.ring[self.row].tolist())
+        pages = self.copy("ring", self.rig.linear.table.ring[self.row].flatten().tolist())
         parts = pages[:, : shape.gate_bytes], pages[:, shape.gate_bytes :]
-        return torch.cat([part.reshape(len(pages), shape.num_rows, -1) for part in parts], dim=2)
+        rows = torch.cat([part.reshape(len(pages), shape.page_rows, -1) for part in parts], dim=2)
+        return rows.view(-1, shape.num_rows, rows.shape[2])
 
     def changed(self, name: str) -> bool:
         """Whether any byte of the states that were read ("in") or to be written ("out") differs now."""
