@@ -14,6 +14,7 @@ from memsvc.core.config import EVICTION_POLICIES, PoolConfig
 from memsvc.wire.mem import KindSpec
 
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_KIND_FORM = "NAME:BYTES:TOKENS[:WINDOW[:PAGES_PER_REQ[:state]]]"
 _CLI_PAGE_SIZE = 16
 COMMANDS = ("serve", "stats", "check", "snapshot")
 """First words of the command line; left out, it is serve."""
@@ -124,8 +125,9 @@ def _add_pool_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         dest="kinds",
         type=parse_kind,
-        metavar="NAME:BYTES:TOKENS[:WINDOW[:PAGES_PER_REQ]]",
-        help="one kind of page, repeatable; TOKENS is the page size, or 0 for pages held per request",
+        metavar=_KIND_FORM,
+        help="one kind of page, repeatable; TOKENS is the page size, or 0 for pages held per request; "
+        "state marks those of a recurrent state",
     )
     add("--exchange-bytes", "run of frames that belongs to no kind", type=parse_bytes, metavar="BYTES")
     add("--eviction-policy", "which conversation's tail goes first", choices=EVICTION_POLICIES)
@@ -160,17 +162,18 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_kind(text: str) -> KindSpec:
-    """NAME:BYTES:TOKENS[:WINDOW[:PAGES_PER_REQ]]."""
+    """NAME:BYTES:TOKENS[:WINDOW[:PAGES_PER_REQ[:state]]]."""
     name, *parts = text.split(":")
+    is_state = len(parts) == 5 and parts[-1] == "state"
+    parts = parts[:-1] if is_state else parts
     try:
         page_bytes, (tokens, *rest) = parse_bytes(parts[0]), [int(part) for part in parts[1:]]
         window, pages_per_req = [*rest, 0, 0][:2]
         if not name or len(rest) > 2:
             raise ValueError
     except (ValueError, IndexError, argparse.ArgumentTypeError):
-        form = "NAME:BYTES:TOKENS[:WINDOW[:PAGES_PER_REQ]]"
-        raise argparse.ArgumentTypeError(f"kind {text!r} is not of the form {form}") from None
-    return KindSpec(name, page_bytes, tokens, pages_per_req, window)
+        raise argparse.ArgumentTypeError(f"kind {text!r} is not of the form {_KIND_FORM}") from None
+    return KindSpec(name, page_bytes, tokens, pages_per_req, window, is_state)
 
 
 def parse_quota(text: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Frames with free pages, in lists by how many: add, remove and fullest are O(1)."""
+"""Frames with free pages, in lists by how many: add, remove, fullest and emptiest are O(1)."""
 
 
 class Buckets:
@@ -19,6 +19,11 @@ class Buckets:
         if not mask:
             return 0
         return self.heads[kind][(mask & -mask).bit_length() - 1]
+
+    def emptiest(self, kind: int) -> int:
+        """The frame with the most free pages, 0 if there is none."""
+        mask = self.mask[kind]
+        return self.heads[kind][mask.bit_length() - 1] if mask else 0
 
     def add(self, kind: int, frame: int, num_free: int) -> None:
         """Put the frame in front of its list."""

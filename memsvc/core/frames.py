@@ -17,7 +17,7 @@ class FramePool:
     pinned, or in the tree under a lock. A frame with a blocked page is locked to its kind; a cut
     frame without one is loose: eviction can empty it. `spare` counts, per kind, the pages in locked
     frames that are free or evictable. Free pages are taken from locked frames first, fullest first:
-    that costs no other kind anything.
+    that costs no other kind anything. Then comes an empty frame, then the emptiest loose one.
     """
 
     def __init__(self, pages_per_frame: tuple[int, ...], num_frames: int, first_frame: int) -> None:
@@ -68,6 +68,10 @@ class FramePool:
     def available(self, kind: int) -> int:
         """Pages of one kind that are free or can be had by eviction. Never add these up over kinds."""
         return self.spare[kind] + self.frames_available * self.pages_per_frame[kind]
+
+    def has_roomy_frame(self, kind: int) -> bool:
+        """Whether there is an empty frame, or a loose one that is free by half."""
+        return bool(self.empty) or self.loose_holes.mask[kind] >> (self.pages_per_frame[kind] + 1) // 2 > 0
 
     def has_hole(self, kind: int) -> bool:
         """Whether take() needs no eviction."""
@@ -126,8 +130,11 @@ class FramePool:
         return self._pop_pages(kind, frame, num)
 
     def _loose_frame(self, kind: int) -> int:
-        """A frame without blocked pages that is about to get one: a loose one with a free page, or an empty one."""
-        frame = self.loose_holes.fullest(kind)
+        """A frame without blocked pages that is about to get one: an empty one, else the loose one with most room.
+
+        So as few cached pages as possible get locked in with it, where only their own kind can use them.
+        """
+        frame = 0 if self.empty else self.loose_holes.emptiest(kind)
         if frame:
             self.loose_holes.remove(kind, frame, self.num_free[frame])
             self.num_loose -= 1

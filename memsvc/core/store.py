@@ -245,11 +245,12 @@ class PageStore:
         A hole in a locked frame never costs anything. A frame of its own costs one of those that
         `ahead` may count on, so it is taken only if the count still comes out; else eviction goes
         on until a page in a locked frame is free, which the promise says will happen. (Once the
-        frame is taken its other free pages are holes in a locked frame.)
+        frame is taken its other free pages are holes in a locked frame.) A frame that is mostly
+        cached text is not taken: eviction goes on to an empty one.
         """
         pool = self.pool
         while not pool.locked_holes.mask[kind]:
-            if (pool.empty or pool.loose_holes.mask[kind]) and self._frame_to_spare(kind, ahead):
+            if pool.has_roomy_frame(kind) and self._frame_to_spare(kind, ahead):
                 return
             freed = self.evict(self._evict_batch)
             assert freed, f"nothing to evict for kind {kind}: ahead {ahead}, spare {pool.spare}"

@@ -45,7 +45,23 @@ def test_a_hole_in_a_locked_frame_goes_before_one_in_a_loose_frame() -> None:
     pool.free(1, locked[0])
     pool.free(1, locked[1])
     assert [page // 3 for page in pool.take(1, 2, 0.0)] == [locked[0] // 3] * 2
-    assert [page // 3 for page in pool.take(1, 2, 0.0)] == [loose[0] // 3] * 2
+
+
+def test_an_empty_frame_goes_before_a_loose_one_and_of_these_the_one_with_most_room() -> None:
+    pool = FramePool(PER_FRAME, FIRST + 4, FIRST)
+    fuller, emptier = pool.take(1, 3, 0.0), pool.take(1, 3, 0.0)
+    for pages in (fuller, emptier):
+        pool.publish(1, pages)
+        pool.unblock(1, pages)
+    pool.drop(1, fuller[:1])
+    assert [pool.has_roomy_frame(1), len(pool.empty)] == [True, 2]
+    for _ in range(2):
+        assert not {page // 3 for page in pool.take(1, 3, 0.0)} & {fuller[0] // 3, emptier[0] // 3}
+    assert not pool.has_roomy_frame(1)
+    pool.drop(1, emptier[:2])
+    assert pool.has_roomy_frame(1)
+    assert [page // 3 for page in pool.take(1, 2, 0.0)] == [emptier[0] // 3] * 2
+    assert [page // 3 for page in pool.take(1, 1, 0.0)] == [fuller[0] // 3]
 
 
 def test_an_emptied_frame_serves_the_other_kind_and_asks_for_clearing() -> None:
