@@ -73,14 +73,10 @@ class FramePool:
         """Whether there is an empty frame, or a loose one that is free by half."""
         return bool(self.empty) or self.loose_holes.mask[kind] >> (self.pages_per_frame[kind] + 1) // 2 > 0
 
-    def has_hole(self, kind: int) -> bool:
-        """Whether take() needs no eviction."""
-        return bool(self.locked_holes.mask[kind] or self.loose_holes.mask[kind] or self.empty)
-
     def take(self, kind: int, num_pages: int, now: float) -> list[int]:
         """At most num_pages free pages, at least one, now private; the caller names their owner.
 
-        The caller has made sure that there is one (has_hole). Pages come from one frame, or, where
+        The caller has made sure that there is one. Pages come from one frame, or, where
         a page fills its frame, from empty frames.
         """
         per_frame = self.pages_per_frame[kind]
