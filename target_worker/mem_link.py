@@ -40,9 +40,9 @@ class MemLink:
         """Requests whose last missing draft page came: their draft has to be reset once more."""
         self._last_num = 0
         self.clear_target: list[PageId] = []
-        """Pages the target must zero before its next forward."""
+        """Pages of the last reply that the target zeroes before its next forward."""
         self.clear_draft: list[PageId] = []
-        """Pages the draft must zero before it writes again."""
+        """Pages of the last reply that the draft zeroes before it writes again."""
 
     @property
     def has_draft_kind(self) -> bool:
@@ -81,6 +81,8 @@ class MemLink:
     def reset_draft(self, reqs: list[Req]) -> None:
         """The draft lost its KV of reqs: commit, and let its context begin at what is computed now. Waits."""
         self._opening, self.closed = [], []
+        if self._states:
+            self._states.keep_up(self._open.values())
         reset = ResetDraft([req.rid for req in reqs]) if reqs and self.has_draft_kind else None
         self._client.begin_step(StepParts(done_step=self._last_num, commit=self._commit(), reset_draft=reset))
         self.healed = []
@@ -129,6 +131,9 @@ class MemLink:
             self._states.apply(stepped, self._open)
         self._set_pages(stepped.remap_rids, stepped.remap_kinds, stepped.remap_idxs, stepped.remap_pages)
         self._set_pages(stepped.grow_rids, stepped.grow_kinds, stepped.grow_idxs, stepped.grow_pages)
+        # What nobody has zeroed since the reply before this one may be another's after the next Step: zeroing it late
+        # would destroy that one's bytes. It may stay as it is, for no kernel uses a slot that was not written.
+        self.clear_target, self.clear_draft = [], []
         for kind, page in zip(stepped.clear_kinds, stepped.clear_pages, strict=True):
             if kind == self._target_kind:
                 self.clear_target.append(page)

@@ -18,6 +18,7 @@ class StateLink:
 
     def __init__(self, layout: Layout, table: StateTable, catch_up: Callable[[list[Req]], None]) -> None:
         """catch_up brings the states of requests to the last page edge of what is computed."""
+        self._page_size = layout.page_size
         names = [kind.name for kind in layout.kinds]
         self._state_kind, self._ring_kind = names.index(STATE), names.index(RING)
         self._table = table
@@ -38,8 +39,8 @@ class StateLink:
     def freeze(self, running: Iterable[Req], closing: list[Req]) -> Freeze | None:
         """States for the next Step to keep: of those that close, as far as they are computed, and at checkpoints."""
         self._asked = {}
-        self._catch_up(closing)
         gone = set(closing)
+        self._catch_up([req for req in running if req in gone or self._is_let_go(req)])
         for req in running:
             state = req.state
             assert state is not None, f"rid {req.rid} is open without a state"
@@ -47,6 +48,23 @@ class StateLink:
                 self._asked[req.rid] = state.length
             state.wanted = [length for length in state.wanted if length > state.length]
         return Freeze(list(self._asked), list(self._asked.values())) if self._asked else None
+
+    def keep_up(self, running: Iterable[Req]) -> None:
+        """To be called before every Step without freezes: memsvc may let go of what the Step before it passed."""
+        self._catch_up([req for req in running if self._is_let_go(req)])
+
+    def _is_let_go(self, req: Req) -> bool:
+        """It still reads a frozen state that the next Step unlocks.
+
+        That is one which the Step before it has committed a whole page past. Mostly a forward has written another
+        since, for that page's last row was final; but none runs beside a Step that only makes room.
+        """
+        state = req.state
+        return (
+            state is not None
+            and 0 < state.length <= req.told_len - self._page_size
+            and self._table.is_borrowed(req.row)
+        )
 
     def apply(self, stepped: Stepped, running: dict[ReqId, Req]) -> None:
         """Take over the pages that replace frozen ones."""

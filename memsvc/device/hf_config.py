@@ -107,8 +107,10 @@ def rope_spec(config: dict[str, Any], head_dim: int) -> RopeSpec:
         raise ValueError(f"rope type {rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
     partial = get_float(params, "partial_rotary_factor", get_float(config, "partial_rotary_factor", 1.0))
     rotary_dim = int(head_dim * partial)
-    if rotary_dim <= 0 or rotary_dim % 2:
-        raise ValueError(f"{rotary_dim} rotary dimensions of a head of {head_dim}: need an even number above 0")
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise ValueError(
+            f"{rotary_dim} rotary dimensions of a head of {head_dim}: need an even number above 0, and no more than that"
+        )
     plain = rope_type == "default"
     trained_len = config.get("original_max_position_embeddings") or params.get("original_max_position_embeddings")
     limit = get_int(config, "max_position_embeddings")

@@ -41,6 +41,10 @@ class StateTable:
         """The state that the request stands on is never written again; its next one goes to state_out."""
         self._set(self.state_out, row, state_out)
 
+    def is_borrowed(self, row: int) -> bool:
+        """The state that the row reads is not its own: another may read it too, and somebody else decides how long."""
+        return bool((self.state_in[row] != self.state_out[row]).any())
+
     def close(self, row: int) -> None:
         """Clear the row."""
         for table in (self.state_in, self.state_out, self.ring):

@@ -158,7 +158,8 @@ class Opened(Msg, frozen=True):
     Per-request kinds list their pages_per_req pages. The draft may read tokens from
     draft_valid_from on. checkpoint_at: lengths, ascending, at which the state is worth a Freeze.
     state_in: by kind the pages of the state at prefix_len, to be read and never written; empty for
-    other kinds, and everywhere if prefix_len is 0.
+    other kinds, and everywhere if prefix_len is 0. They are kept for rid until the first Step that
+    commits a whole page past prefix_len is done; the same holds for what rid freezes later.
     """
 
     rid: ReqId
@@ -200,7 +201,8 @@ class Stepped(Msg, frozen=True):
 
     grow: page grow_pages[i] stands at index grow_idxs[i] of request grow_rids[i]'s table of kind
     grow_kinds[i]. remap: the same form; the old page at that place may be read until the next
-    forward. clear: pages that come from another kind and hold its bytes: zero them first.
+    forward. clear: pages that come from another kind and hold its bytes: zero them first, before the
+    Step after the next one is sent, for from then on they may be somebody else's; or never.
     opened has one entry for each open tried, in order; opens past it were not tried and stay the
     caller's. retract: requests of this client that memsvc wants back within retract_ms.
     """

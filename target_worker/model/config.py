@@ -102,7 +102,10 @@ class TargetShape:
     def from_json(cls, config: dict[str, Any], generation: dict[str, Any]) -> "TargetShape":
         """The shape that a parsed config.json and generation_config.json (or {}) describe."""
         architecture = _architecture(config)
-        text = config | (config.get("text_config") or {})
+        inner = config.get("text_config") or {}
+        if not isinstance(inner, dict):
+            raise ValueError(f"text_config must be an object, got {inner!r:.80}")
+        text = config | inner
         _refuse_unsupported(config, text)
         is_hybrid = architecture in HYBRIDS
         layer_types = read_layer_types(text, may_be_linear=is_hybrid)

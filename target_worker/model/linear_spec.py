@@ -77,6 +77,8 @@ def read_layer_types(config: dict[str, Any], *, may_be_linear: bool) -> tuple[st
     if not names:
         interval = get_int(config, "full_attention_interval", 4)
         names = [LINEAR if (i + 1) % interval else FULL for i in range(num_layers)]
+    if not isinstance(names, list):
+        raise ValueError(f"layer_types must be a list of names, got {names!r:.80}")
     odd = sorted({str(name) for name in names} - ({FULL, LINEAR} if may_be_linear else {FULL}))
     if odd:
         wanted = f"{FULL} or {LINEAR}" if may_be_linear else FULL

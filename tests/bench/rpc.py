@@ -4,8 +4,9 @@ step32_p50_us, step32_p99_us   round trip of a Step that commits 4 tokens and re
 step32_server_us               CPU time of the service's process per Step, all threads, the socket's included
 step32_handle_us               of that the manager's part, by its own clock
 scale_ratio                    round trip (p50) with a million pages over that with a thousand
+hybrid_*                       the same figures with four kinds: a draft window, 48 pages of state and 96 of ring a request
 
-Both pools are filled to eviction first. Opens and closes are not timed: they come once in 64 steps.
+All pools are filled to eviction first. Opens and closes are not timed: they come once in 64 steps.
 """
 
 import argparse
@@ -31,17 +32,24 @@ ACCEPT_LEN = 4
 RESERVE_LEN = 18
 PAGE_BYTES = 256
 FILL_LEN = 16_384
+KINDS = [f"target_kv:{PAGE_BYTES}:16", f"draft_kv:{PAGE_BYTES}:16"]
+HYBRID_KINDS = [
+    f"target_kv:{PAGE_BYTES}:16",
+    f"draft_kv:{PAGE_BYTES}:16:128",
+    f"state:{PAGE_BYTES}:0:0:48:state",
+    f"ring:{PAGE_BYTES}:0:0:96",
+]
 PROMPT_START = 1 << 20
 
 
 class Load:
     """32 requests that generate in step, on one service."""
 
-    def __init__(self, run_dir: Path, pid: int) -> None:
+    def __init__(self, run_dir: Path, pid: int, kinds: list[str]) -> None:
         self.pid = pid
         self.client = MemoryClient(run_dir, timeout_s=30)
         self.admin = AdminClient(run_dir, timeout_s=60)
-        self.client.register("bench", "target", ["target_kv", "draft_kv"], "none")
+        self.client.register("bench", "target", kinds, "none")
         self.rids: list[ReqId] = []
         self.lens: list[int] = []
         self.round_trips: list[float] = []
@@ -111,13 +119,14 @@ def long_prompts(length: int) -> Iterator[bytes]:
 
 
 def measure(pages: dict[str, int], num_steps: int) -> dict[str, Load]:
-    """Run the load on a service of each size, in turns so that both see the same machine."""
+    """Run the load on a service of each size, in turns so that all see the same machine."""
     with ExitStack() as stack:
         loads = {}
         for name, num_pages in pages.items():
             run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            service = stack.enter_context(memory_service(run_dir, pool_flags(num_pages)))
-            loads[name] = Load(run_dir, service.pid)
+            kinds = HYBRID_KINDS if name == "hybrid" else KINDS
+            service = stack.enter_context(memory_service(run_dir, pool_flags(num_pages, kinds)))
+            loads[name] = Load(run_dir, service.pid, [kind.partition(":")[0] for kind in kinds])
             stack.callback(loads[name].close)
             fill(loads[name], num_pages)
         prompts = staggered_prompts()
@@ -134,11 +143,10 @@ def staggered_prompts() -> Iterator[bytes]:
         yield pack_tokens([PROMPT_START + number, *range(PROMPT_LEN + number % 16)])
 
 
-def pool_flags(num_pages: int) -> list[str]:
-    """A pool of num_pages pages, each of one of two kinds of equal size."""
-    kinds = [f"{name}:{PAGE_BYTES}:16" for name in ("target_kv", "draft_kv")]
+def pool_flags(num_pages: int, kinds: list[str]) -> list[str]:
+    """A pool of num_pages pages of equal size."""
     flags = ["--arena-bytes", str(num_pages * PAGE_BYTES), "--page-size", "16", "--low-watermark", "0"]
-    return [*flags, "--kind", kinds[0], "--kind", kinds[1], "--log-level", "WARNING"]
+    return [*flags, *(flag for kind in kinds for flag in ("--kind", kind)), "--log-level", "WARNING"]
 
 
 def figures_of(load: Load) -> dict[str, float]:
@@ -159,11 +167,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000, help="Steps timed on each service")
     arguments = parser.parse_args()
     # Of both kinds together; 32 requests of 290 tokens hold about 1,200.
-    loads = measure({"small": 2 * 1024, "large": 2 << 20}, arguments.steps)
+    loads = measure({"small": 2 * 1024, "large": 2 << 20, "hybrid": 2 << 20}, arguments.steps)
     figures = figures_of(loads["large"])
     ratio = median(loads["large"].round_trips) / median(loads["small"].round_trips)
     figures |= {"scale_ratio": round(ratio, 3), "num_steps": len(loads["large"].round_trips)}
-    figures |= {f"small_{name}": value for name, value in figures_of(loads["small"]).items()}
+    for pool in ("small", "hybrid"):
+        figures |= {f"{pool}_{name}": value for name, value in figures_of(loads[pool]).items()}
     print(json.dumps(figures))
 
 

@@ -26,6 +26,7 @@ from target_worker.scheduler import Links, Scheduler
 from target_worker.state_link import StateLink
 from target_worker.trace import StepTrace
 from tests.support.toy_states import NUM_LAYERS, ToyStates, toy_kinds
+from tests.support.toy_watch import PoolWatch
 
 VOCAB = 1000
 EOS = 7
@@ -110,8 +111,9 @@ class ToyText:
 class ToySpec:
     """SpecLink with the right continuation (every wrong_every-th draft is wrong) and draft pages to check."""
 
-    def __init__(self, page_size: int, num_drafts: int, wrong_every: int, *, has_pages: bool) -> None:
+    def __init__(self, page_size: int, num_drafts: int, wrong_every: int, watch: PoolWatch, *, has_pages: bool) -> None:
         self.is_up = True
+        self._watch = watch
         self.last = None
         self.memory: dict[tuple[int, int], int] = {}
         self.num_context_tokens = 0
@@ -144,6 +146,7 @@ class ToySpec:
     def propose(self, blocks: list[Req], known: Iterable[Req], clear: list[PageId], num_drafts: int) -> dict:
         if not self.is_up:
             return {}
+        self._watch.clear("draft_kv", clear)
         for page in clear:
             self.memory = {place: token for place, token in self.memory.items() if place[0] != page}
         clear.clear()
@@ -185,13 +188,15 @@ class ToySpec:
 class ToyExecutor:
     """Executor with the toy model; asserts that what it reads through the tables is what was committed."""
 
-    def __init__(self, tables: PageTables, taps: bool, states: ToyStates | None = None) -> None:
+    def __init__(self, tables: PageTables, taps: bool, watch: PoolWatch, states: ToyStates | None = None) -> None:
+        self._watch = watch
         self.memory: dict[tuple[int, int], int] = {}
         self.states = states
         self._tables = tables
         self._taps = taps
 
     def run(self, plan: StepPlan, drafts: dict, clear: list[PageId], _trace: StepTrace) -> dict[Req, list[int]]:
+        self._watch.clear("target_kv", clear)
         for page in clear:
             self.memory = {place: token for place, token in self.memory.items() if place[0] != page}
         emitted: dict[Req, list[int]] = {}
@@ -257,14 +262,15 @@ class ToyEngine:
             run_dir="", model_path="", max_running_requests=max_running, max_prefill_tokens=max_prefill,
             page_size=page_size, num_draft_tokens=k, draft=k > 0, target_layer_ids=(0,) if k else (),
         )  # fmt: skip
+        watch = PoolWatch(self.manager)
         tables = PageTables(max_reqs=max_running, max_pages=256, page_size=page_size)
         table = StateTable(max_reqs=max_running, num_layers=NUM_LAYERS) if recurrent else None
-        self.states = ToyStates(table, page_size, 1 + k) if table else None
-        self.executor = ToyExecutor(tables, taps=k > 0, states=self.states)
+        self.states = ToyStates(table, page_size, 1 + k, watch) if table else None
+        self.executor = ToyExecutor(tables, k > 0, watch, self.states)
         states = StateLink(client.registered.layout, table, self.executor.catch_up) if table else None
         mem = MemLink(client, client.registered.layout, tables, states)
         self.text = ToyText()
-        self.spec = ToySpec(page_size, k, wrong_every, has_pages=True) if k else None
+        self.spec = ToySpec(page_size, k, wrong_every, watch, has_pages=True) if k else None
         self.scheduler = Scheduler(config, Links(mem, self.text, self.spec), self.executor)
         self.prompts: dict[ReqId, tuple[list[int], int]] = {}
 

@@ -7,6 +7,7 @@ evicted while it was still read shows as another text.
 from memsvc.device.state_table import StateTable
 from memsvc.wire.mem import KindSpec
 from target_worker.req import Req
+from tests.support.toy_watch import PoolWatch
 
 NUM_LAYERS = 2
 STATE_PAGE_BYTES = 1024
@@ -24,7 +25,8 @@ def toy_kinds() -> list[KindSpec]:
 class ToyStates:
     """What Recurrence does in a forward, in plain dicts."""
 
-    def __init__(self, table: StateTable, page_size: int, block_size: int) -> None:
+    def __init__(self, table: StateTable, page_size: int, block_size: int, watch: PoolWatch) -> None:
+        self._watch = watch
         self._table = table
         self._page_size = page_size
         self._ring_rows = page_size + 2 * block_size
@@ -55,7 +57,10 @@ class ToyStates:
     def _read(self, req: Req, layer: int, start: int) -> None:
         state = req.state
         assert state is not None
-        found = self.states.get(int(self._table.state_in[req.row, layer])) if state.length else []
+        page = int(self._table.state_in[req.row, layer])
+        if state.length:
+            self._watch.read_state(page)
+        found = self.states.get(page) if state.length else []
         assert found == req.tokens[: state.length], f"rid {req.rid} reads another state at {state.length}: {found}"
         ring = int(self._table.ring[req.row, layer, 0])
         replayed = [self._rings.get((ring, p % self._ring_rows), -1) for p in range(state.length, start)]

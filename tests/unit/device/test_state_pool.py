@@ -123,9 +123,12 @@ def test_a_request_reads_what_it_hit_until_it_has_written_and_again_after_a_free
     table.open(2, state_out=ids(4, 5), ring=ids(6, 7, 12, 13), state_in=ids(8, 9))
     assert (table.state_in[2].tolist(), table.state_out[2].tolist()) == ([8, 9], [4, 5])
     assert table.ring[2].tolist() == [[6, 7], [12, 13]]
+    assert table.is_borrowed(2)
     table.wrote(2)
     assert table.state_in[2].tolist() == [4, 5]
+    assert not table.is_borrowed(2)
     table.freeze(2, ids(10, 11))
+    assert table.is_borrowed(2)
     assert (table.state_in[2].tolist(), table.state_out[2].tolist()) == ([4, 5], [10, 11])
     table.close(2)
     assert not table.state_in.any()

@@ -3,15 +3,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draft_worker.train import fused
 from draft_worker.train.config import TrainConfig
-from draft_worker.train.fused import Fused
 from draft_worker.train.muon import Muon, orthogonal
 from draft_worker.train.optimizer import Optimizer
-from draft_worker.train.target import FusedNorm, with_fused_norms
-from memsvc.device.layers import RMSNorm
-from target_worker.model.weights import load_target
-from tests.support.tiny_target import make_target
+from draft_worker.train.plot import read_log
 from tests.support.train_rig import make_run, make_trainer, paths_of
 
 SIZES = {"fc.weight": (6, 10), "gate.weight": (10, 6), "norm.weight": (6,), "x_codebook": (9, 4)}
@@ -92,50 +87,5 @@ def test_a_run_with_muon_learns_and_goes_on_in_slices(tmp_path):
     assert all(torch.equal(one[key], other[key]) for key in one)
     with pytest.raises(ValueError, match="optimiser"):
         make_trainer(sliced, steps=30, optimizer="adamw")
-    from draft_worker.train.plot import read_log
-
     losses = [entry["loss"] for entry in read_log(whole.state / "train.jsonl")["step"]]
     assert np.mean(losses[-3:]) < 0.9 * np.mean(losses[:2])
-
-
-def double(x, factor):
-    return (x * factor, x + factor)
-
-
-def never(*_args):
-    raise RuntimeError("no compiler")
-
-
-def test_a_function_is_compiled_if_it_gives_the_same_numbers(monkeypatch):
-    monkeypatch.setattr(fused.torch, "compile", lambda function: lambda *args: function(*args))
-    args = (torch.randn(4, 3).requires_grad_(), torch.ones(3))
-    assert Fused(double)._choose(args) is not double
-    assert args[0].grad is None
-
-
-@pytest.mark.parametrize(
-    "compiled",
-    [lambda _function: never, lambda _function: lambda x, factor: (x * factor, x * factor), never],
-    ids=["fails", "differs", "cannot be compiled"],
-)
-def test_a_function_stays_as_it_is_where_compiling_does_not_serve(compiled, monkeypatch):
-    monkeypatch.setattr(fused.torch, "compile", compiled)
-    assert Fused(double)._choose((torch.randn(4, 3), torch.ones(3))) is double
-
-
-def test_a_wrong_gradient_is_seen(monkeypatch):
-    monkeypatch.setattr(
-        fused.torch, "compile", lambda _f: lambda x, factor: ((x * factor + x.detach() - x), x + factor)
-    )
-    assert Fused(double)._choose((torch.randn(4, 3).requires_grad_(), torch.ones(3))) is double
-
-
-def test_the_norms_of_the_residual_stream_are_fused_and_compute_the_same(tmp_path):
-    make_target(tmp_path, "Llama")
-    model, _ = load_target(tmp_path)
-    made = with_fused_norms(model)
-    assert type(made.norm) is FusedNorm
-    assert all(type(layer.input_norm) is type(layer.post_norm) is FusedNorm for layer in made.layers)
-    assert type(model.norm) is RMSNorm
-    x = torch.randn(5, model.shape.hidden_size)
-    assert torch.equal(made.norm(x), model.norm(x))

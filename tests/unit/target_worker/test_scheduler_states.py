@@ -77,13 +77,41 @@ def test_a_retracted_request_goes_on_where_it_was() -> None:
     assert not engine.manager.handle_admin(Check()).problems
 
 
+@pytest.mark.parametrize("k", [3, 7])
+@pytest.mark.parametrize("num_reqs", [2, 3])
+def test_steps_that_only_make_room_take_no_state_away_that_is_still_read(k: int, num_reqs: int) -> None:
+    # Drafts carry requests past the page in which their last checkpoint stands, and no forward follows.
+    engine = ToyEngine(num_frames=30, recurrent=True, k=k, max_running=num_reqs, wrong_every=1000)
+    for rid in range(1, num_reqs + 1):
+        engine.submit(rid, prompt(9 + rid % 2, rid), 40)
+    engine.run()
+    assert engine.text.stats is not None
+    assert engine.text.stats.num_retracts > 0
+    settle(engine)
+
+
+def test_a_draft_that_comes_back_zeroes_no_page_that_has_become_another_kinds() -> None:
+    engine = ToyEngine(num_frames=34, recurrent=True, k=3, max_running=3)
+    assert engine.spec is not None
+    engine.spec.die()
+    for rid in range(1, 9):
+        engine.submit(rid, prompt(10, rid), 20)
+    for _ in range(60):
+        engine.scheduler.step()
+    assert engine.text.finished
+    assert not engine.scheduler.is_idle
+    engine.spec.come_back()
+    engine.run()
+    settle(engine)
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_random_loads_with_shared_prompts_draft_deaths_and_aborts(seed: int) -> None:
     rng = random.Random(seed)
     k = rng.choice([0, 0, 1, 3, 7])
     frames = rng.choice([26, 34, 50, 100])
     engine = ToyEngine(
-        num_frames=frames, k=k, max_running=6, wrong_every=rng.choice([2, 5]), recurrent=True,
+        num_frames=frames, k=k, max_running=6, wrong_every=rng.choice([2, 5, 1000]), recurrent=True,
         max_prefill=rng.choice([6, 16, 32]),
     )  # fmt: skip
     texts = [prompt(rng.randrange(1, 14), seed) for seed in range(3)]
