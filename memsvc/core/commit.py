@@ -31,6 +31,8 @@ class Committer:
             req.target_len, req.draft_len = target_len, draft_len
             if target_len >= req.next_full or draft_len >= req.next_aux_full:
                 (plain if self._is_plain(req) else others).append(req)
+            elif req.state_in is not None:
+                self._checkpoints.pass_on(client, req)  # frozen after the page past it was full
         if plain:
             self._extend_own(plain)
             if self._has_window:

@@ -108,6 +108,17 @@ def test_a_state_just_frozen_is_held_until_its_request_has_passed_it_again() -> 
     assert rig.evict(9)[2] == 2
 
 
+def test_an_edge_frozen_when_later_pages_were_full_already_is_let_go_by_the_next_commit() -> None:
+    rig = Rig()
+    engine, rid = rig.engine, rig.talk(TEXT, closed=False)
+    engine.freeze(rid, 4)
+    engine.step(done_step=engine.num)
+    assert rig.evict(9) == [0, 0, 0, 0]
+    engine.commit(rid, 8)
+    engine.step(done_step=engine.num)
+    assert rig.evict(9) == [0, 0, 2, 0]
+
+
 def test_freezing_again_lets_go_of_the_state_before_once_the_step_is_done() -> None:
     rig = Rig()
     engine, rid = rig.engine, rig.talk(TEXT, closed=False)
