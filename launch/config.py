@@ -45,6 +45,10 @@ class LaunchConfig:
     """Longest prompt plus answer, at least one token of each. 0 = the model's own limit."""
     eviction_policy: str = "lru"
     """Which cached conversation goes first."""
+    ttl_s: float = 3600.0
+    """Policy ttl: cached text that was unused for so long is evicted."""
+    checkpoint_interval: int = 0
+    """Tokens between stored states of a long prompt, for models with recurrent layers. 0 = by their size."""
     dtype: str = "auto"
     """Of weights and KV; auto is the checkpoint's."""
     load_format: str = "auto"
@@ -116,6 +120,8 @@ def _check_ranges(config: LaunchConfig) -> None:
         "--max-queued-requests": (config.max_queued_requests, 0, 1 << 20),
         "--chunked-prefill-size": (config.max_prefill_tokens, 1, 1 << 20),
         "--context-length": (config.context_len, 0, 1 << 24),
+        "--ttl-s": (config.ttl_s, 0.001, 1e9),
+        "--checkpoint-interval": (config.checkpoint_interval, 0, 1 << 24),
         "--threads": (config.threads, 0, 1024),
         "--port": (config.port, 0, 65535),
         "--hang-timeout-s": (config.hang_timeout_s, 0.0, 86_400.0),

@@ -14,6 +14,8 @@ DEFAULT_SHARE = 4
 """Without --mem-bytes at most one part in so many of the available memory is taken,"""
 DEFAULT_LIMIT = 4 << 30
 """and at most this, unless a single request of context_len needs more: all of it is committed at start."""
+_FITS = "requests that fit, by tokens: "
+"""What stands before the lengths in the lines of geometry.plan_lines."""
 
 
 def make_plan(config: LaunchConfig, models: Models, available: int | None = None) -> tuple[PoolConfig, MemoryPlan]:
@@ -36,7 +38,7 @@ def make_plan(config: LaunchConfig, models: Models, available: int | None = None
         raise ValueError(f"--mem-bytes is {arena}, only {free} bytes of memory are available")
     pool = _pool(config, models, arena_bytes=arena)
     layout = make_layout(pool, geometry)
-    lines = [*plan_lines(pool, geometry, layout), *_more_lines(models, arena, one)]
+    lines = [*_within(models.context_len, plan_lines(pool, geometry, layout)), *_more_lines(models, arena, one)]
     return pool, MemoryPlan(
         arena_bytes=arena,
         smallest_bytes=smallest,
@@ -60,6 +62,8 @@ def _pool(config: LaunchConfig, models: Models, arena_bytes: int) -> PoolConfig:
         kinds=list(models.kinds),
         exchange_bytes=rows * models.feature_row_bytes,
         eviction_policy=config.eviction_policy,
+        ttl_s=config.ttl_s,
+        checkpoint_interval=config.checkpoint_interval,
         slack_tokens=slack,
         max_extend_tokens=(STEPS_IN_FLIGHT + 1) * rows + slack,
     )
@@ -80,6 +84,20 @@ def _pool_tokens(layout: Layout, fixed: int) -> int:
     # At least one request holds them, with its states and rings.
     one = sum(-(-kind.pages_per_req // kind.pages_per_frame) for kind in layout.kinds)
     return int(max(0, layout.num_frames - fixed - one) / frames_per_page) * layout.page_size
+
+
+def _within(context_len: int, lines: list[str]) -> list[str]:
+    """The lines of a pool, which knows no context, without requests longer than one; no line of them if none is left."""
+    kept = []
+    for line in lines:
+        if not line.startswith(_FITS):
+            kept.append(line)
+            continue
+        fits = line.removeprefix(_FITS).split(", ")
+        shown = [fit for fit in fits if int(fit.partition("k")[0]) * 1024 <= context_len]
+        if shown:
+            kept.append(_FITS + ", ".join(shown))
+    return kept
 
 
 def _more_lines(models: Models, arena: int, one: int) -> list[str]:

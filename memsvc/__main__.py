@@ -66,24 +66,31 @@ def _run(config: MemConfig, run_dir: Path, stop: StopFlag) -> None:
     with ExitStack() as stack:
         arena = Arena(manager.layout.arena_bytes)
         stack.callback(arena.close)
-        served: Manager = manager
-        if config.supervised:
-            served = _Beating(manager, stack.enter_context(Heart(run_dir, ROLE)))
-        serve(served, arena, run_dir, stop, lambda: _say_ready(config, run_dir, manager.plan_lines()))
+        beating = _Beating(manager)
+        served: Manager = beating if config.supervised else manager
+
+        def on_ready() -> None:
+            _say_ready(config, run_dir, manager.plan_lines())
+            if config.supervised:
+                # Connected after Ready has gone out, so that no sign of life overtakes it.
+                beating.heart = stack.enter_context(Heart(run_dir, ROLE))
+
+        serve(served, arena, run_dir, stop, on_ready)
 
 
 class _Beating:
     """The manager, with a sign of life at every tick and a tick at least every BEAT_S."""
 
-    def __init__(self, manager: MemoryManager, heart: Heart) -> None:
+    def __init__(self, manager: MemoryManager) -> None:
+        self.heart: Heart | None = None
         self.handle = manager.handle
         self.handle_admin = manager.handle_admin
         self.client_exited = manager.client_exited
         self._tick = manager.tick
-        self._heart = heart
 
     def tick(self) -> float:
-        self._heart.beat()
+        assert self.heart is not None, "a tick before the service was ready"
+        self.heart.beat()
         return min(BEAT_S, self._tick())
 
 

@@ -193,8 +193,9 @@ class Program(Generic[ConfigT]):
                     serving = stack.enter_context(make(config))
                 except (ValueError, OSError, zmq.ZMQError) as error:
                     return refuse(self.role, run_dir, error)
-                heart = stack.enter_context(Heart(run_dir, self.role))
                 announce(run_dir, Ready(self.role, os.getpid(), serving.lines()))
+                # Connected after Ready has gone out, so that no sign of life overtakes it.
+                heart = stack.enter_context(Heart(run_dir, self.role))
                 serving.run(stop, heart.beat)
         except MemoryServiceError as error:
             logger.error("the memory service gave this client up: %s", error)

@@ -1,15 +1,15 @@
 """A made-up engine that keeps its KV in memsvc, through the client alone.
 
-A token's "KV" is its id, written into its slot. This shows the order of calls (register, map, open, reserve, commit,
-close), and that the second request finds the first one's pages. Run: .venv/bin/python docs/examples/own_engine.py
+A token's "KV" is its id, written into its slot. The order of calls is register, map, open, reserve, commit, close; the
+second request finds the first one's pages. Run: .venv/bin/python docs/examples/own_engine.py
 """
 
 import mmap
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 from memsvc.arena_client import fetch_arena
 from memsvc.client import AdminClient, MemoryClient
@@ -18,8 +18,7 @@ from memsvc.registration import StepParts
 from memsvc.wire.base import ReqId, pack_tokens
 from memsvc.wire.mem import Close, Commit, Opened, OpenReq, Reserve
 
-PAGE_SIZE = 16
-TOKEN_BYTES = 64
+PAGE_SIZE, TOKEN_BYTES = 16, 64
 FLAGS = ["--arena-bytes", "1M", "--page-size", str(PAGE_SIZE), "--kind", f"target_kv:{TOKEN_BYTES * PAGE_SIZE}:16"]
 
 
@@ -62,10 +61,11 @@ class Engine:
 
 
 def main() -> None:
-    """Start a service, run two requests that share a prefix, look inside."""
+    """Start a service, wait until it is ready (or Register is sent again), run two requests, look inside."""
     command = [sys.executable, "-m", "memsvc", *FLAGS, "--run-dir"]
-    with tempfile.TemporaryDirectory() as run_dir, subprocess.Popen([*command, run_dir]) as service:
+    with tempfile.TemporaryDirectory() as run_dir, Popen([*command, run_dir], stdout=PIPE, text=True) as service:
         try:
+            assert any(line.startswith("ready:") for line in service.stdout or ()), "the service did not start"
             with MemoryClient(Path(run_dir)) as client, AdminClient(Path(run_dir)) as admin:
                 engine = Engine(client)
                 prompt = [7 * i % 1000 for i in range(100)]

@@ -17,7 +17,9 @@ from memsvc.outline import trace
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_QUIET_PATHS = ("/health", "/metrics")
+_POLLED_PATHS = ("/health", "/metrics")
+_POLLED_STATUSES = (200, 503)
+"""As long as a server is not healthy, its log has the reason, not each time that it was asked for."""
 _OPEN_PATHS = ("/health",)
 _REQUEST_LINE_BYTES = len("  HTTP/1.1\r\n")
 _HEADER_LINE_BYTES = len(": \r\n")
@@ -101,7 +103,7 @@ class _Exchange:
 
     def log(self) -> None:
         """One line per request; status 499: the client hung up before the answer began."""
-        quiet = self._scope["path"] in _QUIET_PATHS and self._status == 200
+        quiet = self._scope["path"] in _POLLED_PATHS and self._status in _POLLED_STATUSES
         logger.log(
             logging.DEBUG if quiet else logging.INFO,
             "http id=%s method=%s path=%s status=%d ms=%d",

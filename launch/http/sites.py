@@ -11,15 +11,22 @@ from launch.http.errors import ApiError
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::\d*)?")
 
 
+_OTHER_SITES = ("cross-site", "same-site")
+
+
 def check_origin(scope: Scope) -> None:
     """Browsers say on whose page a request was made. Another site's page must not drive a server on this machine.
 
+    Every method and route: a GET can be work too. Images and links of a page come without Origin, but browsers tell
+    by Sec-Fetch-Site where those are from; same-site is another port or another name of the same domain.
     Raises ApiError 403.
     """
     headers = Headers(scope=scope)
     origin = headers.get("origin")
-    if origin is not None and scope["method"] != "GET" and origin.partition("://")[2] != headers.get("host"):
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
         raise ApiError(403, f"requests of pages of {origin[:200]!r} are not served, only those of this server's own")
+    if headers.get("sec-fetch-site", "").lower() in _OTHER_SITES:
+        raise ApiError(403, "requests of pages of other sites are not served, only those of this server's own")
 
 
 class HostCheck:

@@ -70,6 +70,20 @@ def _memory(check: Check | None) -> dict[str, Any]:
     }
 
 
+def without_folders(info: Any) -> Any:
+    """info with the last part of each absolute path alone: the folders are one machine's."""
+    match info:
+        case dict():
+            return {key: without_folders(value) for key, value in info.items()}
+        case list():
+            return [without_folders(value) for value in info]
+        case str():
+            flag, equals, value = info.rpartition("=")
+            return flag + equals + Path(value).name if value.startswith("/") else info
+        case _:
+            return info
+
+
 def make_report(result: RunResult, options: LoadOptions) -> dict[str, Any]:
     """The report as it goes into the JSON file. Figures that could not be had are None."""
     done = [call for call in result.calls if call.outcome is Outcome.COMPLETED]
@@ -96,7 +110,7 @@ def make_report(result: RunResult, options: LoadOptions) -> dict[str, Any]:
         "client_cpu_us_per_chunk": round(result.client_cpu_s * 1e6 / num_chunks, 1) if num_chunks else None,
         "model": result.model,
         "concurrency": options.concurrency,
-        "server_info": result.server_info,
+        "server_info": without_folders(result.server_info),
     }
 
 

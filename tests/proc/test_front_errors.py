@@ -209,6 +209,32 @@ def test_a_page_of_another_site_cannot_post(front: RunningFront, origin: str) ->
         assert reply.json()["error"]["code"] == 403
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_a_page_of_another_site_cannot_get(front: RunningFront, headers: dict[str, str]) -> None:
+    for method, path in (("GET", "/check"), ("HEAD", "/check"), ("GET", "/v1/models"), ("OPTIONS", CHAT),
+                         ("GET", "/health"), ("GET", "/metrics"), ("GET", "/nowhere")):  # fmt: skip
+        reply = front.client.request(method, path, headers=headers)
+        assert reply.status_code == 403
+        if method != "HEAD":
+            assert "only those of this server's own" in error_of(reply)["message"]
+
+
+@pytest.mark.parametrize("site", ["none", "same-origin"])
+def test_what_a_user_types_and_a_page_of_its_own_can_get(front: RunningFront, site: str) -> None:
+    own = f"http://127.0.0.1:{front.client.base_url.port}"
+    for headers in ({"Sec-Fetch-Site": site}, {"Sec-Fetch-Site": site, "Origin": own}):
+        assert front.client.get("/v1/models", headers=headers).status_code == 200
+
+
 def test_a_page_whose_name_resolves_to_this_machine_cannot_even_get(front: RunningFront) -> None:
     headers = {"Host": "evil.example:30000", "Origin": "http://evil.example:30000"}
     for method, path in (("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/health"), ("GET", "/check"),

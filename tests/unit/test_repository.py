@@ -28,7 +28,7 @@ _PICKLE_NAMES = {"recv_pyobj", "send_pyobj", "load_module", "allow_pickle"}
 _REGISTRY_HOSTS = re.compile(
     r"pypi\.(org|python)|python[h]osted|download\.pytorch|npm[j]s|crates\.io|(ghcr|docker|quay)\.io"
 )
-_MACHINE_PATHS = re.compile(r"(?<![\w.])/(work|root)/\w")
+_MACHINE_PATHS = re.compile(r"(?<![\w.])/(work|root|home)/[^\s/]")
 _UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
 
 
@@ -128,6 +128,13 @@ def test_no_registry_hosts_and_no_paths_of_one_machine():
         if _REGISTRY_HOSTS.search(line) or _MACHINE_PATHS.search(line)
     ]
     assert bad == []
+
+
+def test_the_search_for_paths_of_one_machine_finds_them():
+    tops = ["work", "root", "home"]
+    rests = ["somewhere/file", ".cache/model", "{name}", "*"]
+    assert [path for top in tops for rest in rests if not _MACHINE_PATHS.search(path := f'"/{top}/{rest}"')] == []
+    assert [path for path in ("net/work/file", "../home/x", "/homes/x") if _MACHINE_PATHS.search(path)] == []
 
 
 def test_nothing_is_left_for_later():

@@ -45,6 +45,11 @@ def test_sglang_counts_rows_and_vllm_counts_drafts():
     assert rows.speculative_algorithm == drafts.speculative_algorithm == "DFLASH"
 
 
+def test_the_settings_of_the_cache():
+    config = parse_flags(["--radix-eviction-policy=ttl", "--ttl-s=1.5", "--checkpoint-interval=512"])
+    assert (config.eviction_policy, config.ttl_s, config.checkpoint_interval) == ("ttl", 1.5, 512)
+
+
 def test_several_served_names():
     assert parse_flags(["--served-model-name", "a", "b"]).served_model_name == ("a", "b")
 
@@ -84,6 +89,9 @@ def test_an_unknown_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
         (["--simulate-accept-length=3"], ["--speculative-draft-model-path"]),
         (["--hang-timeout-s=3"], ["--hang-timeout-s is 3", "10 s", "0 is never"]),
         (["--hang-timeout-s=-1"], ["--hang-timeout-s is -1"]),
+        (["--ttl-s=0"], ["--ttl-s is 0", "between"]),
+        (["--ttl-s=nan"], ["--ttl-s is nan"]),
+        (["--checkpoint-interval=-1"], ["--checkpoint-interval is -1"]),
         (["--api-key=k\u00e9y"], ["printable ASCII"]),
         (["--api-key-file=/does/not/exist"], ["/does/not/exist"]),
     ],

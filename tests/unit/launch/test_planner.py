@@ -118,6 +118,28 @@ def test_an_arena_below_one_context_is_told_to_the_operator(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("context_len", "lengths"), [(700, []), (1024, ["1k"]), (4096, ["1k", "4k"]), (8192, ["1k", "4k"])]
+)
+def test_the_plan_tells_how_many_requests_fit_of_no_longer_ones_than_there_can_be(
+    tmp_path: Path, context_len: int, lengths: list[str]
+):
+    config = LaunchConfig(context_len=context_len, mem_bytes=GIB)
+    _pool, plan = make_plan(config, models_of(tmp_path, config), available=GIB)
+    told = [line for line in plan.lines if line.startswith("requests that fit")]
+    assert [word.strip(",:") for line in told for word in line.split() if word.endswith("k:")] == lengths
+    assert len(told) == bool(lengths)
+    assert any(line.startswith("arena ") for line in plan.lines)
+
+
+def test_how_long_and_how_densely_text_is_cached_reaches_the_pool(tmp_path: Path):
+    config = LaunchConfig(eviction_policy="ttl", ttl_s=60.0, checkpoint_interval=256)
+    pool, _plan = make_plan(config, models_of(tmp_path, config), available=GIB)
+    assert (pool.eviction_policy, pool.ttl_s, pool.checkpoint_interval) == ("ttl", 60.0, 256)
+    default, _plan = make_plan(LaunchConfig(), models_of(tmp_path, LaunchConfig()), available=GIB)
+    assert (default.ttl_s, default.checkpoint_interval) == (3600.0, 0)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"vocab_size": 1000}, "vocabulary is 1000 there and 49152 here"),

@@ -219,8 +219,8 @@ def test_the_command_prints_the_folder_and_bars_go_to_stderr(
 def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MEMSVC_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert default_cache_dir() == Path("/home/someone/.cache/memsvc")
+    monkeypatch.setenv("HOME", "/users/someone")
+    assert default_cache_dir() == Path("/users/someone/.cache/memsvc")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert default_cache_dir() == Path("/xdg/memsvc")
     monkeypatch.setenv("MEMSVC_CACHE", "/own")

@@ -11,7 +11,7 @@ from tests.load.compare import compare, main
 from tests.load.options import LoadOptions, parse_options
 from tests.load.progress import Progress
 from tests.load.prompts import make_prompts, read_prompts
-from tests.load.report import percentile, save_texts
+from tests.load.report import percentile, save_texts, without_folders
 from tests.load.service import _sum_of
 
 
@@ -33,6 +33,19 @@ def test_tpot_is_the_time_after_the_first_token_over_the_other_tokens():
     assert call.ttft_s == 1.0
     assert call.tpot_s == 0.5
     assert make_call(0, "x", start=10.0, first=11.0, last=11.0, num_chunks=1).tpot_s is None
+
+
+def test_a_report_names_models_without_the_folders_of_this_machine():
+    info = {
+        "model_path": "/somewhere/.cache/tiny",
+        "processes": [{"role": "front"}, None, 3],
+        "launch_command": ["python", "--model=/somewhere/tiny", "--port", "1", "models/tiny", "a/b=c"],
+    }
+    assert without_folders(info) == {
+        "model_path": "tiny",
+        "processes": [{"role": "front"}, None, 3],
+        "launch_command": ["python", "--model=tiny", "--port", "1", "models/tiny", "a/b=c"],
+    }
 
 
 def test_metrics_are_summed_over_labels_and_not_over_longer_names():
