@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from draft_worker.model import DraftModel
 from draft_worker.shape import DraftShape, LayerAttention
 from draft_worker.train.batches import Batch
+from draft_worker.train.fused_draft import fused_join
 
 _NOTHING = -1
 """A label where there is no token."""
@@ -90,7 +91,8 @@ class BlockAttention:
         """context: K and V [n * T, L, kv_heads, d] of all tokens, from DraftModel.context."""
         self._shape = shape
         self._blocks = blocks
-        self._context = context
+        # All layers at once, so that their gradients come back in one piece.
+        self._context = [part.unflatten(0, blocks.tokens.shape).unbind(2) for part in context]
         made = {kind: block_mask(kind, blocks, dtype) for kind in set(shape.layers)}
         self._masks = [made[kind] for kind in shape.layers]
 
@@ -99,21 +101,15 @@ class BlockAttention:
     ) -> torch.Tensor:
         """See draft_worker.attention.Attend."""
         assert sink is None, "drafters are trained without sinks"
-        n, num_tokens = self._blocks.tokens.shape
+        n, group = len(self._blocks.tokens), self._shape.num_heads // self._shape.num_kv_heads
+        # Kernels that take a mask want a kv head for each query head.
         keys, values = (
-            torch.cat([whole[:, layer].view(n, num_tokens, *own.shape[2:]), own.reshape(n, -1, *own.shape[2:])], dim=1)
+            fused_join(whole[layer], own.reshape(n, -1, *own.shape[2:]), group)
             for whole, own in zip(self._context, (k, v), strict=True)
         )
         rows = q.reshape(n, -1, *q.shape[2:]).transpose(1, 2)
-        out = F.scaled_dot_product_attention(
-            rows, self._spread(keys), self._spread(values), attn_mask=self._masks[layer]
-        )
+        out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=self._masks[layer])
         return out.transpose(1, 2).reshape(q.shape)
-
-    def _spread(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, heads, S, d] of [n, S, kv_heads, d]: kernels that take a mask want a kv head for each query head."""
-        group = self._shape.num_heads // self._shape.num_kv_heads
-        return x.transpose(1, 2).repeat_interleave(group, dim=1)
 
 
 def block_rows(model: DraftModel, blocks: Blocks, features: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 
 from draft_worker.shape import DraftShape
 from draft_worker.train.drafter import Tensors, parameter_sizes
+from draft_worker.train.optimizer import Optimizer
 from memsvc.device.checkpoint import INDEX_FILE, SINGLE_FILE, CheckpointReader
 from memsvc.device.hf_config import read_json
 
 SHARD_BYTES = 16_600_000
 """Largest file of weights: some ways of moving files stop at 16 MiB."""
 STATE_TENSORS, STATE_FACTS = "state.safetensors", "state.json"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(slots=True)
@@ -85,13 +85,10 @@ def read_drafter(folder: Path, shape: DraftShape) -> dict[str, torch.Tensor]:
     return found
 
 
-def save_state(folder: Path, tensors: Tensors, optimizer: torch.optim.Optimizer, facts: dict[str, Any]) -> None:
+def save_state(folder: Path, tensors: Tensors, optimizer: Optimizer, facts: dict[str, Any]) -> None:
     """Parameters, moments and facts. A crash while writing leaves the state that was there before."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {f"param.{name}": tensor.detach() for name, tensor in tensors.items()}
-    for name, tensor in tensors.items():
-        held = optimizer.state[tensor]
-        whole |= {f"{moment}.{name}": held[moment] for moment in _MOMENTS}
+    whole = {f"param.{name}": tensor.detach() for name, tensor in tensors.items()} | optimizer.moments()
     step = int(facts["progress"]["step"])
     save_file({name: tensor.cpu() for name, tensor in whole.items()}, folder / f"{step}-{STATE_TENSORS}")
     waiting = folder / f"{STATE_FACTS}.new"
@@ -112,26 +109,20 @@ def read_facts(folder: Path) -> dict[str, Any]:
     return read_json(folder / STATE_FACTS)
 
 
-def load_state(folder: Path, tensors: Tensors, optimizer: torch.optim.Optimizer) -> Progress:
+def load_state(folder: Path, tensors: Tensors, optimizer: Optimizer) -> Progress:
     """Put a saved state into parameters and optimiser. Raises ValueError if a tensor is missing or shaped otherwise."""
     progress = Progress(**read_facts(folder)["progress"])
     with safe_open(str(folder / f"{progress.step}-{STATE_TENSORS}"), framework="pt") as opened:
-        names = set(opened.keys())
+        missing = {*optimizer.moment_names(), *(f"param.{name}" for name in tensors)} - set(opened.keys())
+        if missing:
+            raise ValueError(f"{folder} holds no {min(missing)}: it is of another drafter or optimiser")
         for name, tensor in tensors.items():
-            wanted = [f"{kind}.{name}" for kind in ("param", *_MOMENTS)]
-            if not names.issuperset(wanted):
-                raise ValueError(f"{folder} holds no state of {name}: it is of another drafter")
-            parts = [opened.get_tensor(part).to(tensor.device) for part in wanted]
-            if parts[0].shape != tensor.shape:
-                raise ValueError(f"{folder}: {name} is {list(parts[0].shape)}, the drafter has {list(tensor.shape)}")
-            tensor.data.copy_(parts[0])
-            steps = torch.tensor(float(progress.step), device=tensor.device if _is_fused(optimizer) else "cpu")
-            optimizer.state[tensor] = {"step": steps} | dict(zip(_MOMENTS, parts[1:], strict=True))
+            found = opened.get_tensor(f"param.{name}")
+            if found.shape != tensor.shape:
+                raise ValueError(f"{folder}: {name} is {list(found.shape)}, the drafter has {list(tensor.shape)}")
+            tensor.data.copy_(found)
+        optimizer.restore({name: opened.get_tensor(name) for name in optimizer.moment_names()}, progress.step)
     return progress
-
-
-def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(optimizer.defaults.get("fused"))
 
 
 def facts_of(progress: Progress, **parts: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 V1, V2 = 1, 2
+ADAMW, MUON = "adamw", "muon"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +86,10 @@ class TrainConfig:
     """Tokens of answers and prompts in a step, padding included."""
     anchor_stride: int = 8
     """One anchor for so many places of an answer, chosen anew in every step."""
+    optimizer: str = ADAMW
+    """Of matrices: adamw or muon; codebooks, norms and kernels have AdamW."""
     lr: float = 1e-3
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     warmup_steps: int = 200
     """Steps to the peak; a cosine goes from there to a hundredth of it."""
     weight_decay: float = 0.01
@@ -106,6 +109,8 @@ class TrainConfig:
         for name in ("tokens_per_step", "anchor_stride", "warmup_steps", "log_every", "eval_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}, the least is 1")
+        if self.optimizer not in (ADAMW, MUON):
+            raise ValueError(f"--optimizer is {self.optimizer}, known are {ADAMW} and {MUON}")
         if self.lr <= 0 or self.epochs <= 0 or self.clip <= 0:
             raise ValueError(f"--lr {self.lr}, --epochs {self.epochs} and --clip {self.clip} must be above 0")
 

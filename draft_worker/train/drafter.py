@@ -12,6 +12,7 @@ from draft_worker.model import DraftLayer, DraftModel
 from draft_worker.selector import CandidateSelector
 from draft_worker.shape import DraftShape
 from draft_worker.train.config import V1, V2, DrafterConfig
+from draft_worker.train.fused_draft import FusedDraftLayer, FusedNorm
 from memsvc.device.layers import GatedMlp, Linear, RMSNorm, Rotary, activation
 from target_worker.model.config import TargetShape
 
@@ -147,7 +148,7 @@ def assemble(
         feature_proj=Linear(tensors["fc.weight"]),
         feature_norm=norm("hidden_norm"),
         context_kv=Linear(torch.cat(per_layer)),
-        context_k_norm=RMSNorm(torch.stack(k_norms)[:, None], shape.rms_norm_eps),
+        context_k_norm=FusedNorm(torch.stack(k_norms)[:, None], shape.rms_norm_eps),
         norm=norm("norm"),
         embedding=borrowed.embedding,
         mask_row=borrowed.embedding[shape.mask_token_id].clone(),
@@ -158,7 +159,7 @@ def assemble(
 
 
 def _norms(shape: DraftShape, tensors: Tensors, prefix: str = "") -> Any:
-    return lambda name: RMSNorm(tensors[f"{prefix}{name}.weight"], shape.rms_norm_eps)
+    return lambda name: FusedNorm(tensors[f"{prefix}{name}.weight"], shape.rms_norm_eps)
 
 
 def _kv(tensors: Tensors, index: int) -> torch.Tensor:
@@ -172,7 +173,7 @@ def _layer(shape: DraftShape, tensors: Tensors, index: int) -> DraftLayer:
     q_norm, k_norm = tensors[f"{name}self_attn.q_norm.weight"], tensors[f"{name}self_attn.k_norm.weight"]
     qk_norm = torch.cat([q_norm.expand(shape.num_heads, -1), k_norm.expand(shape.num_kv_heads, -1)])
     gate_up = torch.cat([tensors[f"{name}mlp.gate_proj.weight"], tensors[f"{name}mlp.up_proj.weight"]])
-    return DraftLayer(
+    return FusedDraftLayer(
         shape=shape,
         input_norm=norm("input_layernorm"),
         qkv=Linear(torch.cat([tensors[f"{name}self_attn.q_proj.weight"], _kv(tensors, index)])),

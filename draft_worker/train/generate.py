@@ -15,6 +15,7 @@ from tqdm import tqdm
 from draft_worker.train.config import GenerateConfig, model_folder_help
 from draft_worker.train.decode import BatchDecoder
 from draft_worker.train.flags import parse, target_folder
+from draft_worker.train.fused_target import fuse
 from draft_worker.train.repetition import in_loop, repeated_share
 from draft_worker.train.sequences import Sequences, read_sequences, write_sequences
 from draft_worker.train.start import begin
@@ -164,7 +165,7 @@ def generate(
     """Answers of the target in a folder, and figures about them."""
     model, _ = load_target(target, device=device)
     started = time.monotonic()
-    answers = Generation(model, read_sequences(prompts), config).run()
+    answers = Generation(fuse(model), read_sequences(prompts), config).run()
     seconds = time.monotonic() - started
     facts: dict[str, int | float] = {**answers.facts(), "seconds": round(seconds, 1)}
     facts["tokens_per_s"] = round(answers.num_made / seconds)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from draft_worker.model import DraftModel
 from draft_worker.train.config import LossConfig
+from draft_worker.train.fused import Fused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +54,10 @@ def block_loss(model: DraftModel, rows: Rows, config: LossConfig) -> tuple[torch
     there = reachable(wanted, rows.num_drafts)
     weights = there * decay(rows.num_drafts, config.gamma, there.device).repeat(len(there) // rows.num_drafts)
     weights = weights / weights.sum().clamp(min=1e-6)
-    logits = F.linear(rows.z, model.head).float()
+    logits = F.linear(rows.z, model.head)
     label = wanted.clamp(min=0)
-    parts = {
-        "cross_entropy": weights @ F.cross_entropy(logits, label, reduction="none"),
-        "total_variation": weights @ total_variation(logits, rows.target, config.tv_temperature),
-    }
+    cross_entropy, variation = _fused_losses(logits, label, rows.target, config.tv_temperature)
+    parts = {"cross_entropy": weights @ cross_entropy, "total_variation": weights @ variation}
     loss = config.cross_entropy * parts["cross_entropy"] + config.total_variation * parts["total_variation"]
     if model.selector is not None:
         parts["selector"] = weights @ selector_loss(model, rows, logits, label)
@@ -67,6 +66,17 @@ def block_loss(model: DraftModel, rows: Rows, config: LossConfig) -> tuple[torch
     seen = (rows.labels >= 0).view(-1, rows.num_drafts).float()
     parts["accuracy"] = (hits * seen).sum(0) / seen.sum(0).clamp(min=1)
     return loss, {name: part.detach() for name, part in parts.items()}
+
+
+def row_losses(
+    logits: torch.Tensor, label: torch.Tensor, target: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross-entropy and total variation distance of each row, float32 [m] both."""
+    wide = logits.float()
+    return F.cross_entropy(wide, label, reduction="none"), total_variation(wide, target, temperature)
+
+
+_fused_losses = Fused(row_losses, moving=3)
 
 
 def total_variation(logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -97,4 +107,4 @@ def selector_scores(model: DraftModel, rows: Rows, logits: torch.Tensor, best: t
     r = F.linear(rows.z, selector.hidden_projection).float()
     query = F.embedding(rows.before, selector.predecessor).float() * r
     keys = F.embedding(model.token_ids(best), selector.successor).float()
-    return logits.gather(1, best) + (keys @ query[:, :, None])[:, :, 0]
+    return logits.gather(1, best).float() + (keys @ query[:, :, None])[:, :, 0]

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from draft_worker.train.chat_topics import chat_request
 
-PACKAGES = ("networkx", "numpy", "sympy", "torch", "transformers")
+PACKAGES = (
+    "django", "networkx", "numpy", "pandas", "scipy", "skimage", "sklearn", "sqlalchemy", "statsmodels", "sympy", "torch",
+    "transformers", "xarray",
+)  # fmt: skip
 """Beside the standard library, those of them that are installed. All permissively licensed."""
 
 _PER_PACKAGE = 12000
@@ -18,7 +21,10 @@ _MAX_CHARS = 900
 _LEAST_DOC = 40
 """Shorter documentation says nothing."""
 _LEFT_OUT = {"test", "tests", "site-packages", "dist-packages"}
-_MATHS = ("{}", "{}", "Solve this step by step. {}", "{} Explain your reasoning.", "Question: {}\nAnswer:")
+_MATHS = (
+    "{}", "{}", "Solve this step by step. {}", "{} Explain your reasoning.", "Question: {}\nAnswer:",
+    "Help me with this problem: {}", "{}\nLet's think step by step.",
+)  # fmt: skip
 _CODE = (
     "{}", "{}", "{}", "Complete the following Python function:\n\n{}", "Write the body of this function.\n\n{}",
     "Finish this code:\n```python\n{}\n```", "Implement this function in Python and explain it:\n\n{}",

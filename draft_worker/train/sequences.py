@@ -99,7 +99,8 @@ def read_sequences(path: Path) -> Sequences:
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
         raise ValueError(f"{path} holds no {SUFFIX} file")
-    return joined(Sequences(**load(lzma.decompress(file.read_bytes()))) for file in files)
+    with ThreadPoolExecutor() as pool:
+        return joined(pool.map(lambda file: Sequences(**load(lzma.decompress(file.read_bytes()))), files))
 
 
 def write_sequences(folder: Path, stem: str, sequences: Sequences, max_bytes: int) -> list[Path]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from draft_worker.train.fused import Fused
 from target_worker.model.decoder import Decoder
 
 _CHUNK = 8192
@@ -54,12 +55,18 @@ class FrozenTarget:
 
         Normalised over the whole vocabulary, so a row of fewer ids sums to less than 1.
         """
-        parts = []
-        for piece in hidden.split(_CHUNK):
-            scaled = self.model.logits(piece).float() / temperature
-            wanted = scaled if token_ids is None else scaled[:, token_ids]
-            parts.append(torch.exp(wanted - scaled.logsumexp(1, keepdim=True)))
-        return torch.cat(parts)
+        pieces = hidden.split(_CHUNK)
+        return torch.cat([_fused_shares(self.model.logits(piece), token_ids, temperature) for piece in pieces])
+
+
+def shares(logits: torch.Tensor, token_ids: torch.Tensor | None, temperature: float) -> torch.Tensor:
+    """float32 [m, ids]: softmax of logits [m, vocab], of which some columns are wanted."""
+    scaled = logits.float() / temperature
+    wanted = scaled if token_ids is None else scaled[:, token_ids]
+    return torch.exp(wanted - scaled.logsumexp(1, keepdim=True))
+
+
+_fused_shares = Fused(shares, moving=1, frozen=True)
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

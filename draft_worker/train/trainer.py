@@ -21,8 +21,10 @@ from draft_worker.train.blocks import block_rows, make_blocks
 from draft_worker.train.checkpoint import Progress
 from draft_worker.train.config import DrafterConfig, LossConfig, TrainConfig
 from draft_worker.train.drafter import assemble, drafter_json, first_weights
+from draft_worker.train.fused_target import fuse
 from draft_worker.train.held_out import estimate, hidden_before
 from draft_worker.train.losses import Rows, block_loss
+from draft_worker.train.optimizer import Optimizer
 from draft_worker.train.sequences import Sequences, read_sequences
 from draft_worker.train.target import FrozenTarget
 from target_worker.model.weights import load_target
@@ -64,20 +66,22 @@ class Trainer:
         self._sequences = read_sequences(paths.answers)
         kept, self._held_out = split_held_out(self._sequences, config.held_out, config.seed)
         self._schedule = Schedule(self._sequences, kept, config.tokens_per_step, config.seed)
-        self._vocab = _draft_vocab(self._sequences, kept, drafter.draft_vocab, shape.vocab_size)
+        vocab = _draft_vocab(self._sequences, kept, drafter.draft_vocab, shape.vocab_size)
+        # On the device once: a copy in every step would wait for the step before.
+        self._vocab = None if vocab is None else vocab.to(self._device)
         num_rows = shape.vocab_size if self._vocab is None else len(self._vocab)
         self._json = drafter_json(drafter, shape, num_rows, "bfloat16")
         self._shape = DraftShape.from_json(self._json)
         self._borrowed = borrow(paths.target, self._shape, "auto", model.dtype, device)
-        self._target = FrozenTarget(model, self._shape.target_layer_ids)
+        self._target = FrozenTarget(fuse(model), self._shape.target_layer_ids)
         # The head is the target's, so what it reads begins at the target's scale.
         started = first_weights(self._shape, config.seed) | {"norm.weight": model.norm.weight.detach().float().clone()}
         if paths.init is not None:
             started |= checkpoint.read_drafter(paths.init, self._shape)
         self._params = {name: tensor.to(self._device).requires_grad_() for name, tensor in started.items()}
-        self._optimizer = _optimizer(self._params, config)
+        self._optimizer = Optimizer(self._params, config)
         self.progress = self._resume(drafter)
-        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
+        self._epochs: list[list[np.ndarray]] = []
 
     def _resume(self, drafter: DrafterConfig) -> Progress:
         state = self._paths.state
@@ -101,10 +105,7 @@ class Trainer:
         """The drafter as it stands, in the target's dtype."""
         dtype = dtype or self._target.model.dtype
         cast = {name: tensor.to(dtype) for name, tensor in self._params.items()}
-        return assemble(self._shape, cast, self._borrowed, self._vocab_on_device())
-
-    def _vocab_on_device(self) -> torch.Tensor | None:
-        return None if self._vocab is None else self._vocab.to(self._device)
+        return assemble(self._shape, cast, self._borrowed, self._vocab)
 
     def run(self) -> None:
         """Train until all steps are made or max_seconds are over; then estimate, save and write the drafter."""
@@ -147,9 +148,10 @@ class Trainer:
         logger.info("steps=%d per_epoch=%d", progress.total_steps, len(self._batches(0)))
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
-        if self._epoch[0] != epoch:
-            self._epoch = (epoch, self._schedule.epoch(epoch))
-        return self._epoch[1]
+        """All passes are kept: a step counts through those before its own, and making one takes as long as some steps."""
+        while len(self._epochs) <= epoch:
+            self._epochs.append(self._schedule.epoch(len(self._epochs)))
+        return self._epochs[epoch]
 
     def _next_batch(self) -> Batch:
         """That of the current step: a function of seed and step alone."""
@@ -177,10 +179,7 @@ class Trainer:
         loss, parts = block_loss(model, rows, self._loss)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._params.values(), self._config.clip)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self._config, self.progress)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.step(learning_rate(self._config, self.progress))
         self.progress.step += 1
         self.progress.tokens += batch.tokens.size
         return parts | {"loss": loss.detach(), "gradient": norm.detach()}
@@ -228,14 +227,6 @@ def learning_rate(config: TrainConfig, progress: Progress) -> float:
         return config.lr
     share = (step - config.warmup_steps) / max(1, progress.total_steps - config.warmup_steps)
     return config.lr * (_LEAST_LR + (1 - _LEAST_LR) * 0.5 * (1 + math.cos(math.pi * min(1.0, share))))
-
-
-def _optimizer(params: dict[str, torch.Tensor], config: TrainConfig) -> torch.optim.AdamW:
-    decayed = [tensor for name, tensor in params.items() if tensor.dim() == 2 and not name.endswith("codebook")]
-    others = [tensor for name, tensor in params.items() if tensor.dim() != 2 or name.endswith("codebook")]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    is_cuda = next(iter(params.values())).device.type == "cuda"
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), fused=is_cuda)
 
 
 def _draft_vocab(sequences: Sequences, kept: np.ndarray, size: int, vocab_size: int) -> torch.Tensor | None:

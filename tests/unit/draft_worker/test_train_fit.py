@@ -58,6 +58,16 @@ def test_a_run_in_slices_ends_where_one_in_a_piece_does(folder):
     assert [entry["step"] for entry in log_of(sliced, "step")] == [2, 4, 6, 8]
 
 
+def test_each_pass_over_the_answers_is_planned_once(folder):
+    made = make_trainer(paths_of(folder, "passes"), tokens_per_step=64)
+    plan, planned = made._schedule.epoch, []
+    made._schedule = type("Counted", (), {"epoch": lambda _self, number: planned.append(number) or plan(number)})()
+    for step in range(3 * len(made._batches(0))):
+        made.progress.step = step
+        made._next_batch()
+    assert planned in ([0, 1, 2], [0, 1, 2, 3])
+
+
 def test_a_slice_ends_when_its_time_is_over(folder, monkeypatch):
     paths = paths_of(folder, "late")
     made = make_trainer(paths, max_seconds=1000.0)
