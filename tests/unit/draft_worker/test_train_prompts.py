@@ -1,13 +1,18 @@
 import json
 import random
 
+import numpy as np
 import pytest
 
-from draft_worker.train import prompt_sources, prompts
+from draft_worker.train import prompt_sources, prompts, questions
 from draft_worker.train.chat_topics import chat_request
-from draft_worker.train.config import PromptConfig
-from draft_worker.train.sequences import read_sequences
+from draft_worker.train.config import GenerateConfig, PromptConfig
+from draft_worker.train.generate import Answers, Job
+from draft_worker.train.sequences import from_lists, read_sequences
+from memsvc.wire.text import ChatMessage, ChatPrompt
 from tests.support.tiny_server import write_tiny_model
+from tokenizer_proc.config import TokenizerConfig
+from tokenizer_proc.encode import PromptEncoder
 
 SOURCE = '''
 """A module with a docstring that is long enough to be an opening of its own."""
@@ -79,3 +84,37 @@ def test_prompts_that_are_too_long_are_left_out(tmp_path):
     target = write_tiny_model(tmp_path / "target")
     texts = {"chat": ["word " * 100, "hi"]}
     assert len(prompts.encode(texts, target, PromptConfig(max_prompt=60))) == 1
+
+
+def test_a_targets_own_questions_become_prompts_in_its_template(tmp_path, capsys):
+    target = write_tiny_model(tmp_path / "target")
+    command = ["--target", str(target), "--out", str(tmp_path / "q"), "--device", "cpu", "--loop-share", "1"]
+    questions.main([*command, "--samples", "400", "--slots", "50", "--max-new", "60", "--temperature", "3"])
+    found = read_sequences(tmp_path / "q")
+    assert json.loads(capsys.readouterr().out)["prompts"] == len(found) > 5
+    frame = questions.frame_of(target)
+    for index in range(len(found)):
+        tokens = found[index].tolist()
+        asked = tokens[len(frame.before) : -len(frame.after)]
+        assert tokens == [*frame.before, *asked, *frame.after]
+        assert len(asked) >= 6
+        assert 2 not in asked
+    encoder = PromptEncoder(TokenizerConfig(run_dir="", model_path=str(target), context_len=1024))
+    whole = encoder.encode(encoder.text_of(ChatPrompt([ChatMessage("user", "what is two")])))
+    assert list(whole)[: len(frame.before)] == frame.before
+    assert list(whole)[-len(frame.after) :] == frame.after
+
+
+def test_questions_that_did_not_end_or_were_not_sampled_are_no_prompts():
+    config = GenerateConfig()
+    answers = Answers(from_lists([[5]], 97, [0]), config)
+    long = [*range(10, 20), 2]
+    made = ((0.0, long), (0.8, long), (0.8, long[:-1]), (0.8, [7, 2]), (0.8, long), (0.8, [*range(30, 40), 2]))
+    answers.jobs = [Job(0, temperature) for temperature, _ in made]
+    answers.answers = [np.array(tokens) for _, tokens in made]
+    found = questions.chosen(answers, questions.Frame([1], [2, 3]), [2], 97)
+    assert [found[index].tolist() for index in range(len(found))] == [
+        [1, *range(10, 20), 2, 3],
+        [1, *range(30, 40), 2, 3],
+    ]
+    assert set(found.groups) == {questions.KIND}

@@ -83,7 +83,7 @@ def test_a_pin_past_the_budget_is_refused_with_both_numbers() -> None:
     engine.run(2, [20] * 12, max_new=0)
     reply = manager.handle_admin(Pin("p", pack_tokens([20] * 12), ttl_s=10))
     assert isinstance(reply, BadRequest)
-    assert "6 frames, the budget is 4" in reply.reason
+    assert "5 frames, the budget is 4" in reply.reason
     check(manager)
 
 
