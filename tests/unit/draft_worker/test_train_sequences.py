@@ -68,6 +68,7 @@ def test_share_of_repeated_runs():
     assert repeated_share(np.tile(np.arange(5), 20), 4) == pytest.approx(1 - 5 / 97)
     assert repeated_share(np.concatenate([fresh[:50], fresh[:50]]), 4) == pytest.approx(47 / 97)
     assert repeated_share(np.arange(3), 4) == 0.0
+    assert repeated_share(np.array([1, 2, 3, 4, 3, 2, 1]), 3) == 0.0
 
 
 def test_loops_are_seen_at_the_end_of_each_row_only():
