@@ -133,8 +133,8 @@ class Runner:
         if any(segment.token_ids for segment in segments):
             raise ValueError(f"catching up takes no tokens, got {[len(segment.token_ids) for segment in segments]}")
         moving = [segment for segment in segments if segment.write_len(self.pool.page_size) > segment.state_len]
-        recurrence = self._recurrence(moving)
-        if recurrence is None or not moving:
+        recurrence = self._recurrence(moving) if moving else None
+        if recurrence is None:
             return
         layers = self.model.delta_layers
         nothing = DeltaInputs.none(layers[0].spec, self.model.dtype, self.model.device)

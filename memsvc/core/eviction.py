@@ -46,8 +46,9 @@ class Entry:
     """One thing that may be evicted.
 
     A tail (low < 0) is the end of an unlocked node without children, valid while node.tail_entry is
-    its num. A checkpoint is one without a lock, valid while its entry is this num. A range is the draft pages [low, high) of a LOCKED node, valid while node.epoch is its
-    epoch; of these it may evict pages without a lock that were not unlocked after `time`.
+    its num. A checkpoint is one without a lock, valid while its entry is this num. A range is the
+    draft pages [low, high) of a LOCKED node, valid while node.epoch is its epoch; of these it may
+    evict pages without a lock that were not unlocked after `time`.
     """
 
     __slots__ = ("checkpoint", "epoch", "high", "key", "low", "node", "num", "time")

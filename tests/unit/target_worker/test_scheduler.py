@@ -7,29 +7,13 @@ import pytest
 
 from memsvc.core import COMPILED
 from memsvc.core.growth import Growth
-from memsvc.wire.admin import Check, Flush, GetStats
+from memsvc.wire.admin import Flush
 from memsvc.wire.base import FinishReason, ReqId, pack_tokens
 from memsvc.wire.text import Admit, Sampling
 from target_worker.admission import WaitingList
 from target_worker.req import Req
 from tests.support.toy_engine import ToyEngine, continuation
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(8, 1000) for _ in range(length)]
-
-
-def settle(engine: ToyEngine) -> None:
-    """All texts are right, and every page is free or in the tree."""
-    engine.check_texts()
-    report = engine.manager.handle_admin(Check())
-    assert report.problems == []
-    assert report.leaked_bytes == 0
-    stats = engine.manager.handle_admin(GetStats())
-    for kind in stats.kinds:
-        assert kind.num_free + kind.num_tree == kind.num_pages_cut, kind
-    assert stats.num_reqs == 0
+from tests.support.toy_texts import prompt, settle
 
 
 @pytest.mark.parametrize("k", [0, 3])

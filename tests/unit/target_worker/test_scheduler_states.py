@@ -4,23 +4,10 @@ import random
 
 import pytest
 
-from memsvc.wire.admin import Check, Flush, GetStats
+from memsvc.wire.admin import Check, GetStats
 from memsvc.wire.base import ReqId
 from tests.support.toy_engine import ToyEngine, continuation
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(8, 1000) for _ in range(length)]
-
-
-def settle(engine: ToyEngine) -> None:
-    engine.check_texts()
-    report = engine.manager.handle_admin(Check())
-    assert not report.problems, report.problems
-    engine.manager.handle_admin(Flush())
-    stats = engine.manager.handle_admin(GetStats())
-    assert stats.frames_empty == stats.num_frames - 1
+from tests.support.toy_texts import prompt, settle
 
 
 @pytest.mark.parametrize("k", [0, 3])
