@@ -2,7 +2,7 @@
 
 import random
 
-from memsvc.wire.admin import Check, GetStats
+from memsvc.wire.admin import Check, Flush, GetStats
 from tests.support.toy_engine import ToyEngine
 
 
@@ -13,7 +13,7 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 def settle(engine: ToyEngine) -> None:
-    """All texts are right, and every page is free or in the tree."""
+    """All texts are right, every page is free or in the tree, and the tree can be evicted to its last page."""
     engine.check_texts()
     report = engine.manager.handle_admin(Check())
     assert report.problems == []
@@ -22,3 +22,6 @@ def settle(engine: ToyEngine) -> None:
     for kind in stats.kinds:
         assert kind.num_free + kind.num_tree == kind.num_pages_cut, kind
     assert stats.num_reqs == 0
+    engine.manager.handle_admin(Flush())
+    stats = engine.manager.handle_admin(GetStats())
+    assert stats.frames_empty == stats.num_frames - 1
