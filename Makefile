@@ -15,8 +15,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 COMPILED := $(VENV)/.core-compiled
 ARGS ?=
-# Run a second time, with the allocator as plain Python, unless ARGS says what to run.
-INTERPRETED_TESTS := tests/unit/memsvc tests/unit/target_worker/test_scheduler.py
+# Run a second time, with the allocator as plain Python, unless ARGS says what to run. The random machines once suffice.
+INTERPRETED_TESTS := tests/unit/memsvc tests/unit/target_worker/test_scheduler.py \
+	--ignore=tests/unit/memsvc/test_manager_stateful.py --ignore=tests/unit/memsvc/test_liveness.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup compile serve test test-gpu check bench docs
