@@ -3,6 +3,7 @@
 from typing import Any
 
 from memsvc.device.hf_config import RopeSpec, rope_spec
+from memsvc.device.quant_config import check_quantization
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
@@ -45,8 +46,7 @@ class ConfigJson:
         activation = self.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
             raise ValueError(f"hidden_act {activation!r} is not silu")
-        if self.get("quantization_config", None):
-            raise ValueError("quantization_config is set: quantised drafters are not served")
+        check_quantization(self.get("quantization_config", None))
 
     def get(self, key: str, default: Any) -> Any:
         """The raw value: dflash_config, then top level, then default."""

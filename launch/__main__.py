@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from launch.config import LaunchConfig
+from launch.drafter import with_drafter
 from launch.flags import parse_flags, shown_command
 from launch.http.listen import bind_tcp, url_of
 from launch.models import read_models
@@ -44,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
 def _prepare(config: LaunchConfig, command: tuple[str, ...], stack: ExitStack) -> Run:
     listener = stack.enter_context(bind_tcp(config.host, config.port))
     model_path = Path(config.model_path).absolute() if config.model_path else ensure_smollm2()
+    config = with_drafter(config, model_path)
     models = read_models(config, model_path)
     pool, plan = make_plan(config, models)
     for line in plan.lines:
@@ -86,7 +88,8 @@ def ready_line(run: Run, without: tuple[str, ...] = ()) -> str:
     """The one line that says that requests are served, and with what; without: roles that failed to start."""
     speculation = "off"
     if run.models.draft is not None and "draft" not in without:
-        speculation = f"dflash block={run.models.block_size} drafter={Path(run.config.draft_model_path).name}"
+        block = f"auto,{run.models.block_size}" if run.models.widths else run.models.block_size
+        speculation = f"dflash block={block} drafter={Path(run.config.draft_model_path).name}"
     return (
         f"ready {url_of(run.listener)} model={run.served_names[0]} max_running={run.config.max_running_requests}"
         f" pool={run.plan.arena_bytes} bytes ({run.plan.pool_tokens} tokens) speculation={speculation}"

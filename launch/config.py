@@ -10,7 +10,8 @@ from memsvc.core.config import EVICTION_POLICIES
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
 DEVICES = ("cpu",)
-ALGORITHMS = ("DFLASH",)
+NO_SPECULATION = "NONE"
+ALGORITHMS = ("DFLASH", NO_SPECULATION)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,13 +23,15 @@ class LaunchConfig:
     served_model_name: tuple[str, ...] = ()
     """Names on the API; empty takes the folder's name."""
     draft_model_path: str = ""
-    """Folder of the drafter; empty serves without speculation."""
+    """Folder of the drafter; empty takes the one that lies with the model, if there is one."""
     speculative_algorithm: str = ""
-    """DFLASH, which is also what a drafter alone asks for."""
+    """DFLASH, which is also what a drafter alone asks for; NONE serves without speculation."""
     block_size: int = 0
-    """B: rows of a verify block, the anchor and B - 1 drafts. 0 = as the drafter was trained."""
+    """B: rows of a verify block, the anchor and B - 1 drafts. 0 = auto: chosen for each step by measurement."""
     num_drafts: int = -1
-    """k = B - 1, the other way to say block_size. -1 = not given."""
+    """k = B - 1, the other way to say block_size. -1 = auto."""
+    widths: tuple[int, ...] = ()
+    """auto: the k to choose from, 0 among them. Empty takes some up to what the drafter was trained for."""
     propose_route: str = "paged"
     """How the draft worker attends to its context."""
     page_size: int = 16
@@ -82,19 +85,28 @@ class LaunchConfig:
                 f"--speculative-num-draft-tokens {self.block_size} means {self.block_size - 1} drafts and an anchor,"
                 f" --spec-tokens says {self.num_drafts}"
             )
-        if not self.draft_model_path and (
-            self.speculative_algorithm or self.asked_drafts or self.simulate_accept_length
-        ):
-            raise ValueError("speculation needs --speculative-draft-model-path")
+        if self.speculative_algorithm == NO_SPECULATION and (self.draft_model_path or self.asks_for_speculation):
+            raise ValueError("--speculative-algorithm none, but other flags name a drafter or ask for drafts")
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise ValueError("the API key must be printable ASCII")
 
     @property
+    def asks_for_speculation(self) -> bool:
+        """Flags, the drafter's folder apart, make no sense without it."""
+        is_named = self.speculative_algorithm not in ("", NO_SPECULATION)
+        return bool(is_named or self.asked_drafts or self.simulate_accept_length)
+
+    @property
     def asked_drafts(self) -> int:
-        """k as asked for; 0 leaves it to the drafter."""
+        """k as asked for, the largest of widths; 0 leaves it to the drafter."""
         if self.num_drafts >= 0:
             return self.num_drafts
-        return max(0, self.block_size - 1)
+        return max(0, self.block_size - 1, *self.widths)
+
+    @property
+    def is_auto(self) -> bool:
+        """k is chosen for each step."""
+        return self.block_size == 0 and self.num_drafts < 0
 
 
 def _check_choices(config: LaunchConfig) -> None:
@@ -142,3 +154,13 @@ def _check_ranges(config: LaunchConfig) -> None:
         raise ValueError(f"--speculative-num-draft-tokens is {config.block_size}: the anchor and one draft need 2")
     if config.num_drafts == 0 or config.num_drafts < -1:
         raise ValueError(f"--spec-tokens is {config.num_drafts}, the least is 1")
+    if config.widths:
+        _check_widths(config)
+
+
+def _check_widths(config: LaunchConfig) -> None:
+    shown = ",".join(str(width) for width in config.widths)
+    if not config.is_auto:
+        raise ValueError(f"--spec-widths {shown} is a choice, but the number of draft tokens is given")
+    if min(config.widths) != 0 or max(config.widths) == 0:
+        raise ValueError(f"--spec-widths is {shown}: it needs 0, which is plain decoding, and a number of drafts")

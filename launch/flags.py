@@ -37,13 +37,19 @@ class Flag:
 FLAGS = (
     Flag("--model-path --model", "model_path", "Hugging Face folder of the model", {"metavar": "DIR"}),
     Flag("--served-model-name", "served_model_name", "name or names on the API", {"nargs": "+", "metavar": "NAME"}),
-    Flag("--speculative-draft-model-path --spec-model", "draft_model_path", "folder of a DFlash or DFlash2 drafter",
+    Flag("--speculative-draft-model-path --spec-model", "draft_model_path",
+         "folder of a DFlash or DFlash2 drafter; without it the model's subfolder draft, if there is one",
          {"metavar": "DIR"}),
-    Flag("--speculative-algorithm --spec-method", "speculative_algorithm", f"one of {', '.join(ALGORITHMS)}",
+    Flag("--speculative-algorithm --spec-method", "speculative_algorithm",
+         f"one of {', '.join(ALGORITHMS)}; NONE uses no drafter",
          {"type": str.upper, "metavar": "NAME"}),
     Flag("--speculative-num-draft-tokens --speculative-dflash-block-size", "block_size",
-         "rows of a block, anchor included", {"type": int, "metavar": "B"}),
-    Flag("--spec-tokens", "num_drafts", "drafts of a block, B - 1", {"type": int, "metavar": "K"}),
+         "rows of a block, anchor included, or auto (the default): chosen for each step by measured speed",
+         {"type": lambda text: _number_or_auto(text, 0), "metavar": "B"}),
+    Flag("--spec-tokens", "num_drafts", "drafts of a block, B - 1, or auto",
+         {"type": lambda text: _number_or_auto(text, -1), "metavar": "K"}),
+    Flag("--spec-widths", "widths", "auto: the numbers of drafts to choose from, 0 among them, as in 0,1,3,7",
+         {"type": lambda text: _numbers(text), "metavar": "K,K,.."}),
     Flag("--propose-route", "propose_route", "how drafts attend to their context", {"choices": ROUTES}),
     Flag("--page-size --block-size", "page_size", "tokens in a page of KV", {"type": int, "metavar": "TOKENS"}),
     Flag("--mem-bytes --kv-cache-memory-bytes", "mem_bytes", "size of the one pool of target and draft memory",
@@ -80,6 +86,7 @@ FLAGS = (
     Flag("--log-level", "log_level", "of every process", {"type": str.upper, "choices": LOG_LEVELS}),
 )  # fmt: skip
 _KEY_FILE = "--api-key-file"
+AUTO = "auto"
 
 
 def all_flags() -> list[str]:
@@ -135,6 +142,26 @@ def shown_command(argv: Sequence[str]) -> tuple[str, ...]:
         else:
             shown.append(word)
     return ("python", "-m", "launch", *shown)
+
+
+def _number_or_auto(text: str, auto: int) -> int:
+    """auto: what stands for it in the config."""
+    if text == AUTO:
+        return auto
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {AUTO}") from None
+    if number == auto:
+        raise argparse.ArgumentTypeError(f"{number} is no number of tokens")
+    return number
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers like 0,1,3") from None
 
 
 def _unknown(given: str) -> str:

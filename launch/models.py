@@ -7,9 +7,14 @@ from draft_worker.config import DraftConfig
 from draft_worker.config import kind_specs as draft_kinds
 from draft_worker.shape import DraftShape
 from launch.config import LaunchConfig
+from memsvc.device.hf_config import read_config
+from memsvc.device.quant_config import is_int8
 from memsvc.wire.mem import KindSpec
 from target_worker.model.config import DTYPE_BYTES, TargetShape
 from target_worker.model.config import kind_specs as target_kinds
+
+WIDTHS = (0, 1, 2, 3, 5, 7, 11, 15)
+"""Numbers of drafts that auto chooses from: neighbours differ by about as much as can be told apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +26,9 @@ class Models:
     draft: DraftShape | None
     """None without speculation."""
     num_drafts: int
-    """k in force, 0 without speculation."""
+    """k in force, or the most of them; 0 without speculation."""
+    widths: tuple[int, ...]
+    """The k to choose from, ascending; empty if it is fixed."""
     context_len: int
     """Longest prompt plus answer."""
     kinds: tuple[KindSpec, ...]
@@ -29,7 +36,7 @@ class Models:
     feature_row_bytes: int
     """One token's features in the target's dtype; 0 without speculation."""
     weight_bytes: int
-    """Size of all weight files."""
+    """What all weight files come to in memory."""
 
     @property
     def block_size(self) -> int:
@@ -56,11 +63,17 @@ def read_models(config: LaunchConfig, model_path: Path) -> Models:
         target=target,
         draft=draft,
         num_drafts=num_drafts,
+        widths=_widths(config, num_drafts),
         context_len=_context_len(config, target, draft),
         kinds=tuple(kinds),
         feature_row_bytes=row_bytes,
-        weight_bytes=sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors")),
+        weight_bytes=sum(_weight_bytes(folder, target.resolve_dtype(config.dtype)) for folder in folders),
     )
+
+
+def _weight_bytes(folder: Path, dtype: str) -> int:
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return stored * DTYPE_BYTES[dtype] if is_int8(read_config(folder)) else stored
 
 
 def _num_drafts(config: LaunchConfig, draft: DraftShape | None) -> int:
@@ -70,6 +83,12 @@ def _num_drafts(config: LaunchConfig, draft: DraftShape | None) -> int:
         run_dir="", draft_path=config.draft_model_path, target_path="", num_draft_tokens=config.asked_drafts
     )
     return worker.drafts_per_block(draft)
+
+
+def _widths(config: LaunchConfig, num_drafts: int) -> tuple[int, ...]:
+    if not (config.is_auto and num_drafts):
+        return ()
+    return tuple(sorted(set(config.widths) or {num_drafts, *(width for width in WIDTHS if width <= num_drafts)}))
 
 
 def _check_pair(target: TargetShape, draft: DraftShape) -> None:

@@ -101,7 +101,7 @@ def _within(context_len: int, lines: list[str]) -> list[str]:
 
 
 def _more_lines(models: Models, arena: int, one: int) -> list[str]:
-    lines = [f"weights {models.weight_bytes} bytes in files, beside the arena"]
+    lines = [f"weights {models.weight_bytes} bytes, beside the arena"]
     if arena < one:
         lines.append(f"a request of context_len {models.context_len} needs {one} bytes: such long ones are refused")
     return lines

@@ -10,6 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from memsvc.device.hf_config import read_json
+from memsvc.device.int8 import FLOATS, dequantise_rows
+from memsvc.device.quant_config import SCALE_SUFFIX, ZERO_POINT_SUFFIX
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -35,7 +37,8 @@ class TensorSource(Protocol):
 class CheckpointReader:
     """The safetensors of a Hugging Face folder, one file or sharded. Use as a context manager.
 
-    Files are mapped, so a tensor that keeps its dtype on the CPU is not copied.
+    Files are mapped, so a tensor that keeps its dtype on the CPU is not copied. A matrix stored in int8, as
+    memsvc.device.quant_config describes it, is given in floats like any other; its scales need not be asked for.
     """
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
@@ -60,6 +63,18 @@ class CheckpointReader:
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor of that name. Raises ValueError naming it and both shapes if it does not fit."""
+        tensor = self._read(name, shape)
+        if tensor.dtype == torch.int8:
+            return dequantise_rows(tensor, self._scale(name, shape), dtype)
+        if tensor.dtype not in FLOATS:
+            raise ValueError(f"{name} in {self._file_of[name]} is {tensor.dtype}, supported are floats and int8")
+        return tensor.to(dtype)
+
+    def unused(self) -> list[str]:
+        """Names that were never asked for, sorted."""
+        return sorted(set(self._file_of) - self._asked)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         file_name = self._file_of.get(name)
         if file_name is None:
             raise ValueError(f"{self.folder} has no tensor {name} (wanted {list(shape)})")
@@ -70,19 +85,32 @@ class CheckpointReader:
             raise ValueError(f"{self.folder / file_name}: cannot read {name}: {exc}") from exc
         if tuple(tensor.shape) != tuple(shape):
             raise ValueError(f"{name} in {file_name} is {list(tensor.shape)}, the config asks for {list(shape)}")
-        if not tensor.dtype.is_floating_point:
-            raise ValueError(f"{name} in {file_name} is {tensor.dtype}: quantised checkpoints are not supported")
-        return tensor.to(dtype)
+        return tensor
 
-    def unused(self) -> list[str]:
-        """Names that were never asked for, sorted."""
-        return sorted(set(self._file_of) - self._asked)
+    def _scale(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The scales of an int8 matrix of that shape."""
+        if len(shape) != 2:
+            raise ValueError(f"{name} in {self._file_of[name]} is int8 {list(shape)}, only matrices may be")
+        if self.has(name + ZERO_POINT_SUFFIX):
+            raise ValueError(f"{name}{ZERO_POINT_SUFFIX} is there: int8 with zero points is not supported")
+        scale = self._read(name + SCALE_SUFFIX, (shape[0], 1))
+        if scale.dtype not in FLOATS:
+            raise ValueError(f"{name}{SCALE_SUFFIX} is {scale.dtype}, scales are floats")
+        wrong = ~(scale.isfinite() & (scale > 0))
+        if bool(wrong.any()):
+            raise ValueError(f"{name}{SCALE_SUFFIX}: {int(wrong.sum())} of {len(scale)} scales are not above 0")
+        return scale
 
     def _file(self, file_name: str) -> safe_open:
         if file_name not in self._open:
             opened = safe_open(str(self.folder / file_name), framework="pt", device=self.device)
             self._open[file_name] = self._stack.enter_context(opened)
         return self._open[file_name]
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the files that hold a folder's weights. Raises ValueError as CheckpointReader does."""
+    return sorted(set(_file_of_names(folder).values()))
 
 
 def _file_of_names(folder: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ from memsvc.device.hf_config import (
     read_json,
     rope_spec,
 )
+from memsvc.device.quant_config import check_quantization
 from memsvc.wire.mem import KindSpec
 from target_worker.model.linear_spec import (
     FULL,
@@ -226,8 +227,8 @@ def _biases(architecture: str, config: dict[str, Any]) -> dict[str, bool]:
 
 
 def _refuse_unsupported(config: dict[str, Any], text: dict[str, Any]) -> None:
-    if config.get("quantization_config") or text.get("quantization_config"):
-        raise ValueError("quantization_config is set; quantised checkpoints are not supported")
+    check_quantization(config.get("quantization_config"))
+    check_quantization(text.get("quantization_config"))
     # Qwen3-Next has 512 experts where its config names no number.
     experts = text.get("num_experts", 512 if "Qwen3NextForCausalLM" in config["architectures"] else 0)
     if experts:

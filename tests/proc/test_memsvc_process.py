@@ -104,6 +104,7 @@ def test_logs_have_time_role_level_and_message(capsys: pytest.CaptureFixture[str
 
 
 SERVING = """
+import gc
 import sys
 from dataclasses import dataclass
 from contextlib import contextmanager
@@ -118,7 +119,7 @@ class Config:
 
 class Serving:
     def __init__(self, config): self.fault = config.fault
-    def lines(self): return ["a line"]
+    def lines(self): return ["a line"] if self.fault != "lines" else [f"{gc.isenabled()} {gc.get_freeze_count() > 0}"]
     def run(self, stop, beat):
         if self.fault == "bug": {}["what a user wrote"]
         if self.fault == "fenced": raise FencedError("epoch 3 is over")
@@ -130,6 +131,7 @@ class Serving:
 @contextmanager
 def make(config):
     if config.fault == "unfit": raise ValueError("no weights")
+    if config.fault == "made": raise ValueError(f"collects={gc.isenabled()}")
     yield Serving(config)
     print("closed", flush=True)
 
@@ -171,6 +173,13 @@ def test_a_program_that_cannot_be_made_is_fatal(tmp_path: Path):
     with program(tmp_path, "unfit") as (process, socket):
         assert said(socket) == Fatal("target", process.pid, "no weights")
         assert process.wait(20) == 1
+
+
+def test_garbage_is_looked_for_only_when_a_program_serves_and_not_in_what_it_loaded(tmp_path: Path):
+    with program(tmp_path, "made") as (process, socket):
+        assert said(socket) == Fatal("target", process.pid, "collects=False")
+    with program(tmp_path, "lines") as (process, socket):
+        assert said(socket) == Ready("target", process.pid, ["True True"])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from draft_worker.config import DraftConfig, kind_specs, resolve_dtype
 from draft_worker.shape import DraftShape
+from memsvc.device.quant_config import int8_config
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -53,6 +54,12 @@ def test_a_published_v1_config_is_read_in_full():
     assert (shape.has_conv, shape.has_selector, shape.window) == (False, False, 0)
     assert shape.rope.theta == 1e6
     assert shape.is_neox
+
+
+def test_weights_in_int8_change_nothing_of_the_shape():
+    assert DraftShape.from_json(config(quantization_config=int8_config(["Linear"], []))) == DraftShape.from_json(
+        config()
+    )
 
 
 def test_a_published_v2_config_is_read_in_full():
@@ -162,7 +169,11 @@ def test_rope_scaling_partial_rotation_and_neighbour_pairs_are_read():
         ({"flash_sample_from_anchor": True}, "sample_from_anchor"),
         ({"flash_projector_type": "dspark"}, "projector_type 'dspark'"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method is None"),
+        (
+            {"quantization_config": int8_config(["Linear"], []) | {"kv_cache_scheme": {"num_bits": 8}}},
+            "kv_cache_scheme",
+        ),
         ({"flash_conv_kernel_size": 2}, "conv_group_size is 0: both or neither"),
         ({"flash_selector_top_k": 16}, "both or neither"),
         ({"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel needs"),

@@ -45,6 +45,17 @@ def test_sglang_counts_rows_and_vllm_counts_drafts():
     assert rows.speculative_algorithm == drafts.speculative_algorithm == "DFLASH"
 
 
+@pytest.mark.parametrize(
+    "argv", [[], ["--speculative-num-draft-tokens=auto"], ["--spec-tokens", "auto"], ["--spec-widths=0,1,4"]]
+)
+def test_the_number_of_drafts_is_chosen_step_by_step_unless_it_is_given(argv: list[str]):
+    config = parse_flags(["--spec-model=d", *argv])
+    assert config.is_auto
+    assert config.asked_drafts == (4 if "--spec-widths=0,1,4" in argv else 0)
+    assert not parse_flags(["--spec-model=d", "--spec-tokens=3"]).is_auto
+    assert not parse_flags(["--spec-model=d", "--speculative-num-draft-tokens=8"]).is_auto
+
+
 def test_the_settings_of_the_cache():
     config = parse_flags(["--radix-eviction-policy=ttl", "--ttl-s=1.5", "--checkpoint-interval=512"])
     assert (config.eviction_policy, config.ttl_s, config.checkpoint_interval) == ("ttl", 1.5, 512)
@@ -82,11 +93,19 @@ def test_an_unknown_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
         (["--port=70000"], ["70000", "65535"]),
         (["--dtype=int3"], ["int3"]),
         (["--speculative-num-draft-tokens=1", "--spec-model=d"], ["need 2"]),
+        (["--speculative-num-draft-tokens=0", "--spec-model=d"], ["0 is no number of tokens"]),
+        (["--spec-tokens=-1", "--spec-model=d"], ["-1 is no number of tokens"]),
+        (["--spec-tokens=many", "--spec-model=d"], ["'many' is neither a number nor auto"]),
+        (["--spec-widths=1,3", "--spec-model=d"], ["--spec-widths is 1,3", "needs 0"]),
+        (["--spec-widths=0", "--spec-model=d"], ["--spec-widths is 0", "a number of drafts"]),
+        (["--spec-widths=0,x", "--spec-model=d"], ["'0,x' is no list of numbers"]),
+        (["--spec-widths=0,3", "--spec-tokens=3", "--spec-model=d"], ["--spec-widths 0,3", "is given"]),
         (["--spec-tokens=0", "--spec-model=d"], ["--spec-tokens is 0"]),
         (["--spec-tokens=7", "--speculative-num-draft-tokens=7", "--spec-model=d"], ["6 drafts", "says 7"]),
-        (["--spec-tokens=7"], ["--speculative-draft-model-path"]),
+        (["--speculative-algorithm=none", "--spec-model=d"], ["--speculative-algorithm none", "name a drafter"]),
+        (["--speculative-algorithm=none", "--spec-tokens=7"], ["--speculative-algorithm none", "ask for drafts"]),
         (["--speculative-algorithm=EAGLE", "--spec-model=d"], ["EAGLE", "DFLASH"]),
-        (["--simulate-accept-length=3"], ["--speculative-draft-model-path"]),
+        (["--simulate-accept-length=3", "--spec-method=NONE"], ["--speculative-algorithm none"]),
         (["--hang-timeout-s=3"], ["--hang-timeout-s is 3", "10 s", "0 is never"]),
         (["--hang-timeout-s=-1"], ["--hang-timeout-s is -1"]),
         (["--ttl-s=0"], ["--ttl-s is 0", "between"]),

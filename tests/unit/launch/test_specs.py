@@ -1,6 +1,7 @@
 """What each process is handed: a config that it can read, and no secrets but to the front."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -66,6 +67,42 @@ def test_every_process_can_read_its_config(tmp_path: Path, monkeypatch: pytest.M
     front = msgspec.json.decode((run.run_dir / "front.json").read_bytes(), type=FrontConfig)
     assert (front.generation, front.block_size, front.requires_key, front.plan) == (4, 4, True, run.plan)
     assert read_config(run.run_dir / "memsvc.json").pool == run.pool
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_drafts", "widths"),
+    [
+        ({}, 7, (0, 1, 2, 3, 5, 7)),
+        ({"widths": (0, 2, 4)}, 4, (0, 2, 4)),
+        ({"num_drafts": 7}, 7, ()),
+        ({"block_size": 3}, 2, ()),
+    ],
+)
+def test_the_target_is_told_the_widths_to_choose_from(
+    tmp_path: Path, settings: dict[str, Any], num_drafts: int, widths: tuple[int, ...]
+):
+    run = make_run(tmp_path, with_draft(tmp_path, **settings))
+    with run.listener:
+        for role in ("target", "front", "draft"):
+            run.spec(role, 1)
+        block = f"block=auto,{num_drafts + 1}" if widths else f"block={num_drafts + 1}"
+        assert f"speculation=dflash {block} drafter=" in ready_line(run)
+    target = msgspec.json.decode((run.run_dir / "target.json").read_bytes(), type=TargetConfig)
+    assert (target.num_draft_tokens, target.widths) == (num_drafts, widths)
+    front = msgspec.json.decode((run.run_dir / "front.json").read_bytes(), type=FrontConfig)
+    assert (front.block_size, front.widths) == (num_drafts + 1, widths)
+    draft = msgspec.json.decode((run.run_dir / "draft.json").read_bytes(), type=DraftConfig)
+    assert draft.num_draft_tokens == num_drafts
+
+
+def test_widths_past_what_the_drafter_was_trained_for_are_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="9 drafts a block are asked for"):
+        models_of(tmp_path, with_draft(tmp_path, widths=(0, 9)))
+
+
+def test_a_drafter_of_another_length_may_draft_as_far_as_it_goes(tmp_path: Path):
+    assert models_of(tmp_path, with_draft(tmp_path), block_size=5).widths == (0, 1, 2, 3, 4)
+    assert models_of(tmp_path, with_draft(tmp_path), block_size=2).widths == (0, 1)
 
 
 def test_the_ready_line_says_where_and_with_what(tmp_path: Path):

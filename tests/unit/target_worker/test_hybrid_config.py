@@ -90,7 +90,7 @@ def test_a_hybrid_whose_layers_are_all_full_has_no_states() -> None:
         ("Qwen3_5ForCausalLM", {"linear_num_value_heads": 40}, "40 linear value heads .* multiple of 16"),
         ("Qwen3_5ForCausalLM", {"linear_conv_kernel_dim": 1}, "must be at least 2"),
         ("Qwen3_5ForCausalLM", {"linear_key_head_dim": None}, "lacks linear_key_head_dim"),
-        ("Qwen3_5ForCausalLM", {"quantization_config": {"bits": 4}}, "quantised"),
+        ("Qwen3_5ForCausalLM", {"quantization_config": {"bits": 4}}, "quantization_config: quant_method"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(architecture: str, changes: dict[str, Any], message: str) -> None:

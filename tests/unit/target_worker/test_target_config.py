@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from memsvc.device.hf_config import rope_spec
+from memsvc.device.quant_config import int8_config
 from target_worker.model.config import TargetShape, fingerprint, kind_specs
 from target_worker.model.weights import load_target
 from tests.support.tiny_target import make_target
@@ -41,6 +42,11 @@ def test_smollm2_takes_23040_bytes_a_token_in_bfloat16() -> None:
     assert kind_specs(shape_of(), 1, "float32")[0].page_bytes == 46080
 
 
+def test_weights_in_int8_change_nothing_of_the_shape() -> None:
+    assert shape_of(quantization_config=int8_config(["Linear"], ["lm_head"])) == shape_of()
+    assert shape_of(quantization_config=None) == shape_of()
+
+
 def test_eos_ids_come_from_both_files() -> None:
     shape = TargetShape.from_json(SMOL | {"eos_token_id": [7, 2]}, {"eos_token_id": [2, 0]})
     assert shape.eos_ids == (0, 2, 7)
@@ -69,7 +75,8 @@ def test_biases_and_norms_follow_the_family() -> None:
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"num_hidden_layers": "30"}, "num_hidden_layers must be a positive whole number, got '30'"),
         ({"num_key_value_heads": 2}, "9 query heads are not a multiple of 2"),
-        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method is None"),
+        ({"quantization_config": int8_config(["Linear"], []) | {"format": "pack-quantized"}}, "'pack-quantized'"),
         ({"use_sliding_window": True, "sliding_window": 1024}, "sliding_window 1024"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope.*default, linear"),
@@ -165,7 +172,7 @@ def test_a_missing_misshaped_or_left_over_tensor_is_named(tmp_path: Path) -> Non
     refused({k: v for k, v in good.items() if k != name}, f"no tensor {name}")
     refused(good | {name: torch.ones(9)}, rf"{name} in model.safetensors is \[9\], the config asks for \[8\]")
     refused(good | {"model.layers.0.self_attn.sinks": torch.ones(6)}, r"1 tensors .*self_attn\.sinks")
-    refused(good | {name: torch.ones(8, dtype=torch.int8)}, "quantised")
+    refused(good | {name: torch.ones(8, dtype=torch.int8)}, r"is int8 \[8\], only matrices")
     save_file(good, tmp_path / "model.safetensors")
     load_target(tmp_path)
 
