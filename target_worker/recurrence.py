@@ -130,7 +130,7 @@ class Recurrence:
             raw.flatten(0, 1).index_copy_(0, at + (at // group.num_rows + 1) * before, new_raw)
             gates.flatten(0, 1).index_copy_(0, at, new_gates)
         key_size = spec.num_k_heads * spec.k_dim
-        q, k, v = _convolved(raw, conv).split([key_size, key_size, spec.value_size], dim=-1)
+        q, k, v = convolved(raw, conv).split([key_size, key_size, spec.value_size], dim=-1)
         heads, values = (spec.num_k_heads, spec.k_dim), (spec.num_v_heads, spec.v_dim)
         q, k, v = q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, values)
         return DeltaRows(q, k, v, gates[:, :, 0], gates[:, :, 1]), raw
@@ -185,7 +185,7 @@ class Recurrence:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
-def _convolved(raw: torch.Tensor, conv: torch.Tensor) -> torch.Tensor:
+def convolved(raw: torch.Tensor, conv: torch.Tensor) -> torch.Tensor:
     """silu of the causal depthwise convolution, float32 [n, rows, conv_dim]."""
     num_rows = raw.shape[1] - len(conv) + 1
     out = raw[:, :num_rows] * conv[0]

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from target_worker.train.optimizer import ADAMW, MUON
+
 V1, V2 = 1, 2
-ADAMW, MUON = "adamw", "muon"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,8 +165,26 @@ class PromptConfig:
     """Chat-like requests made of topics and tasks."""
     max_prompt: int = 256
     """Longest prompt in tokens, the chat template included; longer ones are left out."""
+    openings: Path | None = None
+    """Folder of token shards made by target_worker.train: prompts are openings of its texts, and nothing else."""
+    num_openings: int = 60000
+    """Openings, half of them from where texts begin."""
+    least_opening: int = 16
+    """Shortest opening in tokens."""
+    most_opening: int = 96
+    """Longest opening in tokens."""
+    held_out_openings: int = 0
+    """Openings of held-out texts, written as JSON lines to --held-out-file."""
+    held_out_file: Path | None = None
+    """Prompts for train.evaluate --raw."""
     seed: int = 0
     """Of choice and order."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least_opening <= self.most_opening:
+            raise ValueError(f"--least-opening is {self.least_opening}, --most-opening {self.most_opening}")
+        if self.held_out_openings and (self.openings is None or self.held_out_file is None):
+            raise ValueError("--held-out-openings needs --openings and --held-out-file")
 
 
 def model_folder_help() -> str:

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from draft_worker.train.decode_attention import choose_attention
-from draft_worker.train.target import causal_attention, refuse_recurrent
+from draft_worker.train.delta import SlotStates
+from draft_worker.train.target import causal_attention
 from target_worker.model.decoder import Decoder
 
 _WARMUP_STEPS = 3
@@ -20,15 +21,17 @@ class BatchDecoder:
 
     def __init__(self, model: Decoder, slots: int, max_len: int, max_new: int) -> None:
         """max_len: longest prompt plus answer."""
-        refuse_recurrent(model)
         shape, device = model.shape, model.device
         self._model = model
         self.slots = slots
         self.max_len = max_len
-        form = (shape.num_layers, slots, max_len, shape.num_kv_heads, shape.head_dim)
+        form = (shape.num_full_layers, slots, max_len, shape.num_kv_heads, shape.head_dim)
         self._keys = torch.zeros(form, dtype=model.dtype, device=device)
         self._values = torch.zeros(form, dtype=model.dtype, device=device)
         self._attention = choose_attention(shape.num_heads, shape.num_kv_heads, shape.head_dim, self._keys)
+        self._states = None
+        if shape.linear is not None:
+            self._states = SlotStates(shape.linear, shape.num_linear_layers, slots, self._keys)
         self._rows = torch.arange(slots, device=device)
         self._eos = torch.tensor(shape.eos_ids, dtype=torch.int64, device=device)
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -61,16 +64,14 @@ class BatchDecoder:
         self.alive[where] = True
 
     def _prefill(self, slots: list[int], prompts: list[np.ndarray]) -> None:
-        """K and V of all prompt tokens but the last. What padding writes is overwritten before it is read."""
-        longest = max(len(prompt) for prompt in prompts) - 1
-        if not longest:
-            return
-        padded = np.zeros((len(prompts), longest), dtype=np.int64)
+        """K, V and states of all prompt tokens but the last. What padding writes is overwritten before it is read."""
+        n, device = len(prompts), self.tokens.device
+        longest = max(1, *(len(prompt) - 1 for prompt in prompts))
+        padded = np.zeros((n, longest), dtype=np.int64)
         for row, prompt in zip(padded, prompts, strict=True):
             row[: len(prompt) - 1] = prompt[:-1]
-        device = self.tokens.device
         where = torch.tensor(slots, device=device)
-        n = len(prompts)
+        lens = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             q, k, v = (part.reshape(n, longest, -1, part.shape[-1]) for part in (q, k, v))
@@ -79,7 +80,8 @@ class BatchDecoder:
             return causal_attention(q, k, v)
 
         positions = torch.arange(longest, device=device).repeat(n)
-        self._model.hidden(torch.from_numpy(padded).to(device).flatten(), positions, attend)
+        recur = None if self._states is None else self._states.begin(where, lens)
+        self._model.hidden(torch.from_numpy(padded).to(device).flatten(), positions, attend, recur=recur)
 
     @torch.no_grad()
     def run(self, steps: int) -> None:
@@ -106,7 +108,8 @@ class BatchDecoder:
         return graph.replay
 
     def _step(self) -> None:
-        x = self._model.hidden(self.tokens, self.lens, self._attend)
+        recur = None if self._states is None else self._states.step(self.alive)
+        x = self._model.hidden(self.tokens, self.lens, self._attend, recur=recur)
         chosen = choose(self._model.logits(x), self.temperatures)
         place = self.num_new.clamp(max=self.answers.shape[1] - 1)
         held = self.answers[self._rows, place]

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from draft_worker.train.config import DrafterConfig, LossConfig, TrainConfig, model_folder_help
-from draft_worker.train.flags import parse, target_folder
-from draft_worker.train.start import begin
 from draft_worker.train.trainer import Paths, Trainer
+from target_worker.train.flags import parse, target_folder
+from target_worker.train.start import begin
 
 
 def main(argv: Sequence[str] | None = None) -> None:

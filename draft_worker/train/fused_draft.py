@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from draft_worker.attention import Attend
 from draft_worker.conv import LocalConv, finish
 from draft_worker.model import DraftLayer, Tables
-from draft_worker.train.fused import Fused
 from memsvc.device.layers import GatedMlp, Linear, RMSNorm, Rotary
+from target_worker.train.fused import Fused
 
 Taps = torch.Tensor | None
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from draft_worker.train.fused import Fused
 from memsvc.device.layers import GatedMlp, Linear, RMSNorm
 from target_worker.model.decoder import Attend, Decoder, DecoderLayer, Tap
 from target_worker.model.delta_layer import Recur
+from target_worker.train.fused import Fused
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,18 @@ from tqdm import tqdm
 
 from draft_worker.train.config import GenerateConfig, model_folder_help
 from draft_worker.train.decode import BatchDecoder
-from draft_worker.train.flags import parse, target_folder
 from draft_worker.train.fused_target import fuse
 from draft_worker.train.repetition import in_loop, repeated_share
 from draft_worker.train.sequences import Sequences, read_sequences, write_sequences
-from draft_worker.train.start import begin
+from memsvc.device.shards import FILE_BYTES
 from target_worker.model.decoder import Decoder
 from target_worker.model.weights import load_target
+from target_worker.train.flags import parse, target_folder
+from target_worker.train.start import begin
 
 logger = logging.getLogger(__name__)
 
 STEM = "answers"
-SHARD_BYTES = 15 << 20
 _SORTED = 1024
 """Neighbouring jobs that are put in order of length, so that prompts of a refill are alike."""
 _LOOP_SPAN, _LOOP_PERIOD = 64, 32
@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, config = parse(parser, argv, GenerateConfig)
     begin(args.device)
     sequences, facts = generate(target_folder(args.target), args.prompts, args.device, config)
-    files = write_sequences(args.out, STEM, sequences, SHARD_BYTES)
+    files = write_sequences(args.out, STEM, sequences, FILE_BYTES)
     (args.out / f"{STEM}.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     logger.info("wrote files=%d bytes=%d", len(files), sum(file.stat().st_size for file in files))
 

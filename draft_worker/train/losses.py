@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from draft_worker.model import DraftModel
 from draft_worker.train.config import LossConfig
-from draft_worker.train.fused import Fused
+from target_worker.train.fused import Fused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,7 @@
-"""`python -m draft_worker.train.prompts`: a file of prompts, as tokens in the target's chat template."""
+"""`python -m draft_worker.train.prompts`: a file of prompts, as tokens in the target's chat template.
+
+For a model without one, --openings takes openings of the texts that it was trained on.
+"""
 
 import argparse
 import json
@@ -8,17 +11,18 @@ from pathlib import Path
 
 from draft_worker.train import prompt_sources
 from draft_worker.train.config import PromptConfig, model_folder_help
-from draft_worker.train.flags import parse, target_folder
+from draft_worker.train.openings import KIND, openings, write_held_out
 from draft_worker.train.sequences import Sequences, from_lists, write_sequences
+from memsvc.device.shards import FILE_BYTES
 from memsvc.wire.text import ChatMessage, ChatPrompt, TextPrompt
 from target_worker.model.config import TargetShape
+from target_worker.train.flags import parse, target_folder
 from tokenizer_proc.config import TokenizerConfig
 from tokenizer_proc.encode import PromptEncoder
 
 STEM = "prompts"
-FILE_BYTES = 15 << 20
 KINDS = ("maths", "code", "docs", "chat")
-"""Kinds of source, by their numbers in the file."""
+"""Kinds of source, by their numbers in the file; openings have one of their own."""
 
 
 def gather(config: PromptConfig) -> dict[str, list[str]]:
@@ -56,12 +60,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", required=True, help=model_folder_help())
     parser.add_argument("--out", required=True, type=Path, help="folder of the prompts")
     args, config = parse(parser, argv, PromptConfig)
-    found = encode(gather(config), target_folder(args.target), config)
+    target = target_folder(args.target)
+    found = encode(gather(config), target, config) if config.openings is None else openings(target, config)
+    if config.held_out_openings:
+        write_held_out(target, config)
     files = write_sequences(args.out, STEM, found, FILE_BYTES)
+    numbers = {kind: number for number, kind in enumerate(KINDS)} | {"openings": KIND}
     facts = {
         "prompts": len(found),
         "tokens": len(found.tokens),
-        "kinds": {kind: int((found.groups == number).sum()) for number, kind in enumerate(KINDS)},
+        "kinds": {kind: int((found.groups == number).sum()) for kind, number in numbers.items()},
         "bytes": sum(file.stat().st_size for file in files),
     }
     print(json.dumps(facts))

@@ -14,21 +14,21 @@ import numpy as np
 import torch
 
 from draft_worker.train.config import GenerateConfig, model_folder_help
-from draft_worker.train.flags import parse, target_folder
 from draft_worker.train.fused_target import fuse
 from draft_worker.train.generate import Answers, Generation
 from draft_worker.train.sequences import Sequences, from_lists, write_sequences
-from draft_worker.train.start import begin
+from memsvc.device.shards import FILE_BYTES
 from memsvc.wire.text import ChatMessage, ChatPrompt
 from target_worker.model.config import TargetShape
 from target_worker.model.weights import load_target
+from target_worker.train.flags import parse, target_folder
+from target_worker.train.start import begin
 from tokenizer_proc.config import TokenizerConfig
 from tokenizer_proc.encode import PromptEncoder, Text
 
 STEM = "questions"
 KIND = 4
 """The number of this kind of source, after those of train.prompts."""
-FILE_BYTES = 15 << 20
 _MARK = "QUESTION"
 _LEAST_TOKENS = 6
 

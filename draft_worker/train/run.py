@@ -17,16 +17,16 @@ from pathlib import Path
 import torch
 
 from draft_worker.train.config import DrafterConfig, GenerateConfig, LossConfig, TrainConfig, model_folder_help
-from draft_worker.train.flags import parse, target_folder
 from draft_worker.train.generate import STEM, generate
 from draft_worker.train.plot import plot
 from draft_worker.train.sequences import SUFFIX, write_sequences
-from draft_worker.train.start import begin
 from draft_worker.train.trainer import LOG_FILE, Paths, Trainer
+from memsvc.device.shards import FILE_BYTES
+from target_worker.train.flags import parse, target_folder
+from target_worker.train.start import begin
 
 logger = logging.getLogger(__name__)
 
-FILE_BYTES = 15 << 20
 _LEAST_SLICE_S = 30.0
 """A slice with less time left for training than this does not begin it."""
 

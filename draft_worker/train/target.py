@@ -5,19 +5,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from draft_worker.train.fused import Fused
+from draft_worker.train.delta import WholeSequences
 from target_worker.model.decoder import Decoder
+from target_worker.train.fused import Fused
 
 _CHUNK = 8192
 """Rows whose logits over the whole vocabulary are held at a time."""
-
-
-def refuse_recurrent(model: Decoder) -> None:
-    """Raise ValueError for a target whose layers do not all attend: whole sequences are computed by attention alone."""
-    if model.delta_layers:
-        raise ValueError(
-            f"{len(model.delta_layers)} layers of the target are recurrent, and drafters are trained for targets of attention layers only"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +19,6 @@ class FrozenTarget:
 
     model: Decoder
     taps: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        refuse_recurrent(self.model)
 
     @torch.no_grad()
     def read(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +37,9 @@ class FrozenTarget:
                     features[:, place * width : (place + 1) * width] = x
 
         positions = torch.arange(num_tokens, device=model.device).repeat(n)
-        return features, model.hidden(tokens.flatten(), positions, attend, tap=tap)
+        spec = model.shape.linear
+        recur = None if spec is None else WholeSequences(spec, n).recur
+        return features, model.hidden(tokens.flatten(), positions, attend, tap=tap, recur=recur)
 
     @torch.no_grad()
     def probabilities(self, hidden: torch.Tensor, token_ids: torch.Tensor | None, temperature: float) -> torch.Tensor:

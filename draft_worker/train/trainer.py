@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,25 +17,21 @@ from draft_worker.shape import DraftShape
 from draft_worker.train import checkpoint
 from draft_worker.train.batches import Batch, Schedule, make_batch, split_held_out
 from draft_worker.train.blocks import block_rows, make_blocks
-from draft_worker.train.checkpoint import Progress
 from draft_worker.train.config import DrafterConfig, LossConfig, TrainConfig
 from draft_worker.train.drafter import assemble, drafter_json, first_weights
 from draft_worker.train.fused_target import fuse
 from draft_worker.train.held_out import estimate, hidden_before
 from draft_worker.train.losses import Rows, block_loss
-from draft_worker.train.optimizer import Optimizer
 from draft_worker.train.sequences import Sequences, read_sequences
 from draft_worker.train.target import FrozenTarget
 from target_worker.model.weights import load_target
+from target_worker.train.optimizer import Optimizer
+from target_worker.train.schedule import Pace, learning_rate
+from target_worker.train.state import Progress, facts_of, has_state, load_state, read_facts, save_state
 
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "train.jsonl"
-_LEAST_LR = 0.01
-_MEASURED = slice(20, 60)
-"""Steps whose time tells how many fit."""
-_FIT_SHARE = 0.94
-"""Of the time that steps may take: the rest goes to estimates and files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,12 +82,12 @@ class Trainer:
         state = self._paths.state
         self._identity = {"drafter": asdict(drafter) | {"taps": list(drafter.taps)}, "seed": self._config.seed}
         self._identity["sequences"] = len(self._sequences)
-        if not checkpoint.has_state(state):
+        if not has_state(state):
             return Progress(total_steps=self._config.steps)
-        found = checkpoint.read_facts(state)["identity"]
+        found = read_facts(state)["identity"]
         if found != self._identity:
             raise ValueError(f"{state} holds a run of {found}, asked for is {self._identity}")
-        progress = checkpoint.load_state(state, self._params, self._optimizer)
+        progress = load_state(state, self._params, self._optimizer)
         progress.total_steps = self._config.steps or progress.total_steps
         return progress
 
@@ -111,20 +106,18 @@ class Trainer:
         """Train until all steps are made or max_seconds are over; then estimate, save and write the drafter."""
         config, progress = self._config, self.progress
         started, before = time.monotonic(), progress.seconds
-        marks: list[float] = []
-        self._fix_steps(marks)
+        pace = Pace(self._device)
+        self._fix_steps(pace)
         with tqdm(total=progress.total_steps or None, initial=progress.step, desc="train", unit="step") as bar:
             while not self.is_done and not self._late(started):
                 facts = self._step()
-                if len(marks) in (_MEASURED.start, _MEASURED.stop - 1) and self._device.type == "cuda":
-                    torch.cuda.synchronize()
+                pace.mark()
                 progress.seconds = before + time.monotonic() - started
-                marks.append(time.monotonic())
-                self._fix_steps(marks)
+                self._fix_steps(pace)
                 bar.total = progress.total_steps or None
                 bar.update()
                 if progress.step % config.log_every == 0:
-                    bar.set_postfix(loss=self._log_step(facts, marks)["loss"], refresh=False)
+                    bar.set_postfix(loss=self._log_step(facts, pace)["loss"], refresh=False)
                 if progress.step % config.eval_every == 0 and not self.is_done:
                     self._estimate()
         self._estimate()
@@ -133,16 +126,15 @@ class Trainer:
     def _late(self, started: float) -> bool:
         return bool(self._config.max_seconds) and time.monotonic() - started > self._config.max_seconds
 
-    def _fix_steps(self, marks: list[float]) -> None:
+    def _fix_steps(self, pace: Pace) -> None:
         """Decide how many steps there are, as soon as it can be known."""
         config, progress = self._config, self.progress
         if progress.total_steps:
             return
         if not config.fit_seconds:
             progress.total_steps = max(1, round(config.epochs * len(self._batches(0))))
-        elif len(marks) > _MEASURED.stop:
-            per_step = (marks[_MEASURED.stop - 1] - marks[_MEASURED.start]) / (_MEASURED.stop - 1 - _MEASURED.start)
-            progress.total_steps = max(config.warmup_steps + 1, int(_FIT_SHARE * config.fit_seconds / per_step))
+        elif fitting := pace.fitting(config.fit_seconds):
+            progress.total_steps = max(config.warmup_steps + 1, fitting)
         else:
             return
         logger.info("steps=%d per_epoch=%d", progress.total_steps, len(self._batches(0)))
@@ -184,11 +176,12 @@ class Trainer:
         self.progress.tokens += batch.tokens.size
         return parts | {"loss": loss.detach(), "gradient": norm.detach()}
 
-    def _log_step(self, facts: dict[str, torch.Tensor], marks: list[float]) -> dict[str, Any]:
-        window = marks[-1 - self._config.log_every :]
-        speed = (len(window) - 1) / max(1e-9, window[-1] - window[0]) if len(window) > 1 else 0.0
+    def _log_step(self, facts: dict[str, torch.Tensor], pace: Pace) -> dict[str, Any]:
         line = {name: _rounded(value) for name, value in facts.items()}
-        line |= {"lr": learning_rate(self._config, self.progress), "steps_per_s": round(speed, 3)}
+        line |= {
+            "lr": learning_rate(self._config, self.progress),
+            "steps_per_s": round(pace.steps_per_s(self._config.log_every), 3),
+        }
         return self._write("step", line)
 
     def _estimate(self) -> None:
@@ -208,25 +201,9 @@ class Trainer:
 
     def save(self) -> None:
         """Write state and drafter."""
-        facts = checkpoint.facts_of(
-            self.progress, identity=self._identity, train=asdict(self._config), loss=asdict(self._loss)
-        )
-        checkpoint.save_state(self._paths.state, self._params, self._optimizer, facts)
+        facts = facts_of(self.progress, identity=self._identity, train=asdict(self._config), loss=asdict(self._loss))
+        save_state(self._paths.state, self._params, self._optimizer, facts)
         checkpoint.write_drafter(self._paths.out, self._json, self._params, self._vocab, torch.bfloat16)
-
-
-def learning_rate(config: TrainConfig, progress: Progress) -> float:
-    """Of the step that comes next: linear to the peak, then a cosine to a hundredth of it.
-
-    While the number of steps is not known yet the peak holds.
-    """
-    step = progress.step
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    if not progress.total_steps:
-        return config.lr
-    share = (step - config.warmup_steps) / max(1, progress.total_steps - config.warmup_steps)
-    return config.lr * (_LEAST_LR + (1 - _LEAST_LR) * 0.5 * (1 + math.cos(math.pi * min(1.0, share))))
 
 
 def _draft_vocab(sequences: Sequences, kept: np.ndarray, size: int, vocab_size: int) -> torch.Tensor | None:

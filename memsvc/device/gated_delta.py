@@ -69,7 +69,7 @@ def gated_delta_rule(rows: DeltaRows, state: torch.Tensor, keep: list[int], chun
     """Outputs [n, rows, v_heads, v_dim] of all rows, and the states after keep[i] rows of request i (0: not wanted).
 
     state [n, v_heads, k_dim, v_dim] is where each request begins; it may be overwritten. chunk divides the
-    rows; 0 scans them one by one.
+    rows; 0 scans them one by one, which leaves the states after the last row in state.
     """
     num_rows = rows.v.shape[1]
     assert len(keep) == len(state), f"{keep=} of {len(state)} requests"

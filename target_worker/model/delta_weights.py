@@ -17,7 +17,7 @@ def delta_layer(named: Named, spec: LinearSpec) -> DeltaLayer:
     return DeltaLayer(
         spec=spec,
         input_norm=named.norm("input_layernorm", hidden),
-        proj=Linear(torch.cat([*parts[:2], *(_widened(part, spec) for part in parts[2:])])).pack(),
+        proj=Linear(torch.cat([*parts[:-2], *(_widened(part, spec) for part in parts[-2:])])).pack(),
         conv=conv[:, 0].t().contiguous(),
         rate=_widened(-named.get("linear_attn.A_log", spec.num_v_heads, dtype=float32).exp(), spec),
         dt_bias=_widened(named.get("linear_attn.dt_bias", spec.num_v_heads, dtype=float32), spec),

@@ -1,6 +1,7 @@
 """A tiny target with answers of its own, and small configs, for tests of draft_worker.train."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from draft_worker.train.generate import Generation
 from draft_worker.train.sequences import Sequences, from_lists, write_sequences
 from draft_worker.train.trainer import Paths, Trainer
 from target_worker.model.weights import load_target
+from tests.support.tiny_hybrid import make_hybrid
 from tests.support.tiny_target import make_target, tokens_of
 
 VOCAB = 97
@@ -37,6 +39,18 @@ def make_run(folder: Path) -> Paths:
     """A target and its answers in folder."""
     (folder / "target").mkdir()
     make_target(folder / "target", "Llama")
+    return answer_prompts(folder)
+
+
+def make_hybrid_run(folder: Path, **overrides: Any) -> Paths:
+    """The same of a target with recurrent layers."""
+    (folder / "target").mkdir()
+    make_hybrid(folder / "target", **overrides)
+    return answer_prompts(folder)
+
+
+def answer_prompts(folder: Path) -> Paths:
+    """Let the target in folder answer."""
     write_sequences(folder / "answers", "answers", small_answers(folder / "target"), 1 << 20)
     return paths_of(folder, "run")
 

@@ -235,6 +235,27 @@ def test_blocks_without_drafts_still_write_and_take_the_new_tokens(ready):
     assert drafts(ready.worker.handle(msg), 1) == [ready.expected(1)]
 
 
+def test_after_plain_steps_whose_features_come_together_the_drafts_are_those_of_a_draft_that_was_always_fed(ready):
+    """Two requests with the same tokens: one is told after every token, the other once, in runs far apart."""
+    opened = [ready.open(1, 6, 6), ready.open(2, 6, 6)]
+    ready.tokens[2] = list(ready.tokens[1])
+    opened[1] = msgspec.structs.replace(opened[1], tokens=opened[0].tokens)
+    writes = [ready.write(1, 6)]
+    rows = [(ReqId(2), 0, 6, writes[0][3])]
+    assert isinstance(ready.worker.handle(ready.message([], writes, opens=opened, num_drafts=0)), Drafted)
+    new = ready.rig.rng.integers(0, 211, 5).tolist()
+    for token in new:
+        entry = ready.write(1, 1)
+        ready._row += 3
+        rows.append((ReqId(2), *entry[1:]))
+        ready.tokens[1].append(token)
+        ready.tokens[2].append(token)
+        assert isinstance(ready.worker.handle(ready.message([], [entry], num_drafts=0)), Drafted)
+    reply = ready.worker.handle(ready.message([1, 2], rows, new_tokens=[pack_tokens(new)] * 2))
+    fed, told_once = drafts(reply, 2)
+    assert told_once == fed == ready.expected(1)
+
+
 def test_the_trace_prints_one_line_a_step(tmp_path, caplog):
     rig = WorkerRig(tmp_path, config_changes={"spec_trace": 1})
     rig.hello()

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
-from draft_worker.train.evaluate import Answer, EvaluateConfig, figures, is_loop, read_prompts
+from draft_worker.train import evaluate
+from draft_worker.train.evaluate import Answer, EvaluateConfig, figures, is_loop, read_prompts, with_width
+from tests.support.model_folders import DRAFT, folder
 
 
 def answer(text="one two three", histogram=(), tokens=5):
@@ -26,7 +28,29 @@ def test_answers_in_a_loop_are_left_out():
     assert not is_loop("one two three", config)
     found = figures([loop, answer(histogram=[1, 1])], config)
     assert (found["accept_length"], found["num_loops"]) == (1.5, 1)
+    assert found["accept_length_with_loops"] == pytest.approx(1 + 28 / 11, abs=1e-4)
     assert figures([loop], EvaluateConfig(loop_share=1.0))["accept_length"] == 4.0
+
+
+def test_the_error_is_that_of_a_ratio_of_sums_over_answers():
+    # Tokens and steps of three answers: 10 in 5, 6 in 2, 4 in 3; together 2 a step.
+    counts = [[2, 1, 2, 0], [0, 1, 0, 1], [2, 1, 0, 0]]
+    found = figures([answer(histogram=row) for row in counts], EvaluateConfig())
+    assert found["accept_length"] == 2.0
+    # Off by 0, 2 and -2: sqrt(8 * 3 / 2) / 10.
+    assert found["accept_length_error"] == pytest.approx(12**0.5 / 10, abs=1e-4)
+    assert figures([answer(histogram=[1, 1])], EvaluateConfig())["accept_length_error"] == 0.0
+
+
+def test_each_round_says_how_many_answers_are_those_of_the_first_and_all_are_written(tmp_path, monkeypatch):
+    told = iter(["a", "b", "a", "c", "d", "b"])
+    monkeypatch.setattr(evaluate, "ask", lambda *_: answer(next(told), histogram=[0, 1]))
+    file = tmp_path / "answers.jsonl"
+    found = evaluate.evaluate("", ["x", "y"], EvaluateConfig(rounds=3), file)
+    assert [one["num_same"] for one in found["rounds"]] == [2, 1, 1]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["round"], line["text"]) for line in lines] == list(zip([0, 0, 1, 1, 2, 2], "abacdb", strict=True))
+    assert lines[0]["histogram"] == [0, 1]
 
 
 def test_no_drafts_means_a_length_of_one():
@@ -48,3 +72,10 @@ def test_a_record_without_a_prompt_is_named(tmp_path):
     file.write_text("\n")
     with pytest.raises(ValueError, match="no prompt"):
         read_prompts(file)
+
+
+def test_blocks_are_as_long_as_the_drafter_was_trained_for_unless_flags_say_otherwise(tmp_path):
+    draft = folder(tmp_path / "draft", DRAFT, block_size=6)
+    assert with_width(draft, ["--threads", "1"]) == ["--spec-tokens", "5", "--threads", "1"]
+    for flags in (["--spec-tokens", "auto"], ["--spec-widths=0,2"], ["--speculative-num-draft-tokens", "4"]):
+        assert with_width(draft, flags) == flags

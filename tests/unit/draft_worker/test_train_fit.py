@@ -9,12 +9,14 @@ from safetensors.torch import load_file
 from draft_worker.config import DraftConfig
 from draft_worker.shape import DraftShape
 from draft_worker.train import checkpoint, fit, run, trainer
-from draft_worker.train.checkpoint import Progress
 from draft_worker.train.config import TrainConfig
 from draft_worker.train.held_out import Acceptance, count_steps
 from draft_worker.train.plot import plot, read_log
-from draft_worker.train.trainer import LOG_FILE, learning_rate
+from draft_worker.train.trainer import LOG_FILE
 from draft_worker.weights import load_model
+from target_worker.train import schedule, state
+from target_worker.train.schedule import Pace, learning_rate
+from target_worker.train.state import Progress, has_state
 from tests.support.train_rig import make_run, make_trainer, paths_of, small_drafter
 
 
@@ -75,16 +77,32 @@ def test_a_slice_ends_when_its_time_is_over(folder, monkeypatch):
     monkeypatch.setattr(trainer.time, "monotonic", lambda: float(next(clock)))
     made.run()
     assert 0 < made.progress.step < 8
-    assert checkpoint.has_state(paths.state)
+    assert has_state(paths.state)
+
+
+def pace_of(monkeypatch, num, per_s):
+    """That of a slice of num steps, so many a second."""
+    with monkeypatch.context() as patch:
+        clock = iter(range(num))
+        patch.setattr(schedule.time, "monotonic", lambda: next(clock) / per_s)
+        pace = Pace(torch.device("cpu"))
+        for _ in range(num):
+            pace.mark()
+    return pace
+
+
+def test_the_pace_is_that_of_the_last_steps(monkeypatch):
+    assert pace_of(monkeypatch, 30, 2).steps_per_s(20) == pytest.approx(2.0)
+    assert pace_of(monkeypatch, 1, 2).steps_per_s(20) == 0.0
 
 
 def test_steps_that_fit_are_fixed_once_the_speed_is_known(folder, monkeypatch):
     made = make_trainer(paths_of(folder, "fits"), steps=0, fit_seconds=100.0)
-    made._fix_steps([float(step) / 10 for step in range(40)])
+    made._fix_steps(pace_of(monkeypatch, 40, 10))
     assert made.progress.total_steps == 0
-    made._fix_steps([float(step) / 10 for step in range(61)])
+    made._fix_steps(pace_of(monkeypatch, 61, 10))
     assert made.progress.total_steps == 940
-    made._fix_steps([float(step) for step in range(61)])
+    made._fix_steps(pace_of(monkeypatch, 61, 1))
     assert made.progress.total_steps == 940
 
 
@@ -122,7 +140,7 @@ def test_a_crash_while_saving_leaves_the_state_before(folder, monkeypatch):
     def crash(*_args):
         raise OSError("no power")
 
-    monkeypatch.setattr(checkpoint.os, "replace", crash)
+    monkeypatch.setattr(state.os, "replace", crash)
     made.progress.step = 5
     with pytest.raises(OSError, match="no power"):
         made.save()
@@ -130,7 +148,7 @@ def test_a_crash_while_saving_leaves_the_state_before(folder, monkeypatch):
 
 
 def test_weights_are_cut_into_files_of_limited_size_with_an_index(folder, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 20_000)
     paths = paths_of(folder, "shards")
     make_trainer(paths, steps=1).run()
     files = sorted(paths.out.glob("model-*.safetensors"))

@@ -2,15 +2,15 @@ import pytest
 import torch
 
 from draft_worker.model import DraftLayer
-from draft_worker.train import fused
 from draft_worker.train.blocks import BlockAttention, make_blocks
-from draft_worker.train.fused import Fused
 from draft_worker.train.fused_draft import FusedDraftLayer, join
 from draft_worker.train.fused_target import FusedDecoder, fuse
 from draft_worker.train.fused_target import fused as fused_model
 from draft_worker.train.target import FrozenTarget
 from memsvc.device import layers
 from target_worker.model.weights import load_target
+from target_worker.train import fused
+from target_worker.train.fused import Fused
 from tests.support.tiny_target import make_target
 from tests.support.train_rig import make_run, make_trainer, paths_of, small_drafter
 

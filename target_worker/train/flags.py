@@ -32,14 +32,18 @@ def add_config(parser: argparse.ArgumentParser, *classes: type[_Config]) -> None
             if field.name in done:
                 continue
             done.add(field.name)
+            flag, text = f"--{field.name.replace('_', '-')}", texts[field.name].replace("%", "%%")
             default = field.default
+            if default is False:
+                group.add_argument(flag, action="store_true", help=text)
+                continue
             shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
             group.add_argument(
-                f"--{field.name.replace('_', '-')}",
+                flag,
                 type=_parser_of(field.type),
                 default=default,
                 metavar=field.name.upper(),
-                help=f"{texts[field.name]} (default {shown})".replace("%", "%%"),
+                help=f"{text} (default {shown})",
             )
 
 

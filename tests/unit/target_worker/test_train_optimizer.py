@@ -4,9 +4,9 @@ import torch
 from safetensors.torch import load_file
 
 from draft_worker.train.config import TrainConfig
-from draft_worker.train.muon import Muon, orthogonal
-from draft_worker.train.optimizer import Optimizer
 from draft_worker.train.plot import read_log
+from target_worker.train.muon import Muon, orthogonal
+from target_worker.train.optimizer import Optimizer
 from tests.support.train_rig import make_run, make_trainer, paths_of
 
 SIZES = {"fc.weight": (6, 10), "gate.weight": (10, 6), "norm.weight": (6,), "x_codebook": (9, 4)}

@@ -1,0 +1,1 @@
+"""Trains the embedded hybrid model. Nothing that serves imports it."""
