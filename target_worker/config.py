@@ -30,7 +30,9 @@ class TargetConfig:
     draft: bool = False
     """A draft worker is started beside this one."""
     num_draft_tokens: int = 0
-    """k: drafts verified per request and step. 0 = plain decode."""
+    """k: most drafts verified per request and step. 0 = plain decode."""
+    widths: tuple[int, ...] = ()
+    """Numbers of drafts of which one is chosen for each step, 0 among them. Empty: always num_draft_tokens."""
     target_layer_ids: tuple[int, ...] = ()
     """Layers whose outputs are the draft's features, in its order."""
     simulate_accept_length: float = 0.0
@@ -44,7 +46,7 @@ class TargetConfig:
 
     @property
     def block_size(self) -> int:
-        """B: rows of a verify block, the anchor included."""
+        """B: most rows of a verify block, the anchor included."""
         return 1 + self.num_draft_tokens
 
     @property

@@ -38,7 +38,7 @@ class Executor:
             segments.append(Segment(req.row, req.computed_len, chunk, int(is_last), _state_len(req), num))
             if is_last:
                 rows[req] = VerifyRow(self._sampler(req), ())
-        logits = self._runner.forward(segments)
+        logits = self._runner.forward(segments, plan.feature_row)
         trace.mark("verify")
         emitted = dict(zip(rows, verify_blocks(logits, list(rows.values()), self._simulate), strict=True))
         self._advance(plan, segments, emitted)
@@ -64,12 +64,12 @@ class Executor:
         return token in self._sampler(req).stop_ids
 
     def _advance(self, plan: StepPlan, segments: list[Segment], emitted: dict[Req, list[int]]) -> None:
-        first = 0
+        first = plan.feature_row
         for req, segment in zip(plan.reqs(), segments, strict=True):
             # Of a block, the anchor and the accepted drafts are final: as many rows as it emits tokens.
             num = plan.chunks.get(req) or len(emitted[req])
             if self._runner.tap_layers:
-                req.draft.pending = FeatureRows(req.computed_len, num, first)
+                req.draft.pending.append(FeatureRows(req.computed_len, num, first))
             self._note_state(req, segment)
             req.computed_len += num
             first += len(segment.token_ids)

@@ -25,6 +25,7 @@ class MemLink:
         """states: needed by a hybrid target."""
         names = [kind.name for kind in layout.kinds]
         self._client = client
+        self._layout = layout
         self._tables = tables
         self._states = states
         self._page_size = layout.page_size
@@ -48,6 +49,11 @@ class MemLink:
     def has_draft_kind(self) -> bool:
         """The pool has draft pages at all."""
         return self._draft_kind >= 0
+
+    @property
+    def draft_window(self) -> int:
+        """Tokens of context that the draft needs, 0 = all."""
+        return self._layout.kinds[self._draft_kind].window if self.has_draft_kind else 0
 
     @property
     def num_open(self) -> int:

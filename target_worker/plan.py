@@ -1,6 +1,6 @@
 """What the next forward computes: every decoding request's block, and prompt chunks in the rest of the rows."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from target_worker.config import TargetConfig
@@ -9,13 +9,22 @@ from target_worker.req import Phase, Req
 
 @dataclass(slots=True)
 class StepPlan:
-    """decode: requests with a block of 1 + k rows. chunks: prompt tokens to compute, by request."""
+    """decode: requests with a block of 1 + num_drafts rows. chunks: prompt tokens to compute, by request."""
 
     decode: list[Req] = field(default_factory=list)
     chunks: dict[Req, int] = field(default_factory=dict)
+    num_drafts: int = 0
+    """k of this step, the same for all blocks."""
+    feature_row: int = 0
+    """Exchange row for the features of its first row."""
 
     def __bool__(self) -> bool:
         return bool(self.decode or self.chunks)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the forward, at most: blocks may lack drafts."""
+        return len(self.decode) * (1 + self.num_drafts) + sum(self.chunks.values())
 
     def reqs(self) -> list[Req]:
         """Everyone in it."""
@@ -33,6 +42,8 @@ class Planner:
     """Plans one forward ahead, since slots for it are asked for while the one before it runs."""
 
     config: TargetConfig
+    choose: Callable[[int], int]
+    """k for a step in which so many requests decode."""
 
     def after(self, plan: StepPlan, running: Iterable[Req]) -> StepPlan:
         """The forward after `plan`, as if nobody finished in it. Requests keep their order of arrival."""
@@ -46,7 +57,8 @@ class Planner:
                 following.decode.append(req)
             elif req.phase is Phase.PREFILL:
                 prefill.append((req, left))
-        budget = self.config.max_step_rows - len(following.decode) * self.config.block_size
+        following.num_drafts = self.choose(len(following.decode))
+        budget = self.config.max_step_rows - following.num_rows
         for req, left in prefill:
             num = self._to_checkpoint(req, req.computed_len + plan.chunks.get(req, 0), min(left, budget))
             if num <= 0:
@@ -83,5 +95,5 @@ class Planner:
             if req in step.chunks:
                 length += step.chunks[req]
             elif req in step.decode:
-                length += self.config.block_size
+                length += 1 + step.num_drafts
         return min(length, req.end_len)

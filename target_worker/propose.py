@@ -40,8 +40,8 @@ def make_propose(
                 msg.page_rids.append(req.rid)
                 msg.page_idxs.append(idx)
                 msg.page_ids.append(req.draft.pages[idx])
-        if req.draft.pending is not None:
-            _add_write(msg, req.rid, req.draft.pending)
+        for rows in req.draft.pending:
+            _add_write(msg, req.rid, rows)
     return msg
 
 
@@ -54,9 +54,9 @@ def book(msg: Propose, known: Sequence[Req]) -> None:
             draft.told_tokens = len(req.tokens)
         draft.is_open = True
         draft.changed.clear()
-        if draft.pending is not None:
-            draft.written_len = draft.pending.start + draft.pending.num
-            draft.pending = None
+        if draft.pending:
+            draft.written_len = draft.pending[-1].start + draft.pending[-1].num
+            draft.pending.clear()
 
 
 def split(reply: Drafted, msg: Propose) -> dict[ReqId, list[int]]:

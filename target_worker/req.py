@@ -39,8 +39,8 @@ class DraftState:
     """The running draft process knows this request."""
     told_tokens: int = 0
     """Tokens of the request that the draft knows, for penalties."""
-    pending: FeatureRows | None = None
-    """Features of the last forward, to be written with the next Propose."""
+    pending: list[FeatureRows] = field(default_factory=list)
+    """Features of the last forwards, in order, to be written with the next Propose."""
     holes: set[int] = field(default_factory=set)
     """Indices of pages that memsvc took and could not replace yet: the draft knows nothing of the request then."""
 
@@ -48,7 +48,7 @@ class DraftState:
         """A new draft process knows nothing: its context begins at token `length`."""
         self.valid_from = self.written_len = length
         self.is_open = False
-        self.pending = None
+        self.pending.clear()
         self.changed.clear()
         self.holes.clear()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class Runner:
         tap_layers: list[int] | None = None,
         linear: LinearMemory | None = None,
     ) -> None:
-        """feature_out [max_rows, len(tap_layers) * hidden] takes the features of row r of a forward at row r.
+        """feature_out [max_rows, len(tap_layers) * hidden] takes the features of the rows of a forward.
 
         linear: states and rings, needed by a target that has linear layers.
         """
@@ -87,15 +88,16 @@ class Runner:
             raise ValueError(f"states of {held} layers for a target with {shape.num_linear_layers} linear layers")
 
     @torch.inference_mode()
-    def forward(self, segments: list[Segment]) -> torch.Tensor:
+    def forward(self, segments: list[Segment], feature_row: int = 0) -> torch.Tensor:
         """Logits [sum of num_logits, vocab] in the model's dtype, in the order of the segments.
 
         Writes K and V of every row to its slot, and features of row r, counted over all segments, to
-        feature_out[r]. Tokens of a request may be spread over several segments: a layer's K and V are
+        feature_out[feature_row + r]. Tokens of a request may be spread over several segments: a layer's K and V are
         all written before any row reads them. A hybrid target takes one segment a request, runs its linear
         layers from state_len on, and writes states and rings as recurrence.py says.
         """
         token_ids, positions, rows = self._flatten(segments)
+        self._check_features(feature_row, len(token_ids))
         device = self.model.device
         place = self.pool.split(self.tables.slots_at(rows, positions))
         attention = PagedAttention(self.pool, self.tables, _spans(segments), self.model.shape.num_heads)
@@ -118,7 +120,7 @@ class Runner:
             torch.from_numpy(token_ids).to(device),
             torch.from_numpy(positions).to(device),
             attend,
-            self._tap if self.tap_layers else None,
+            partial(self._tap, feature_row) if self.tap_layers else None,
             recur,
         )
         return self.model.logits(x[_wanted(segments).to(device)])
@@ -172,17 +174,19 @@ class Runner:
             raise ValueError(
                 f"token ids {token_ids.min()} to {token_ids.max()} in a vocabulary of {self.model.shape.vocab_size}"
             )
-        if self.feature_out is not None and len(token_ids) > len(self.feature_out):
-            raise ValueError(f"a forward of {len(token_ids)} rows, features have room for {len(self.feature_out)}")
         positions = np.concatenate([np.arange(s.start, s.start + n) for s, n in zip(segments, lens, strict=True)])
         return token_ids, positions, np.repeat([segment.table_row for segment in segments], lens)
 
-    def _tap(self, layer: int, x: torch.Tensor) -> None:
+    def _check_features(self, row: int, num_rows: int) -> None:
+        if self.feature_out is not None and row + num_rows > len(self.feature_out):
+            raise ValueError(f"a forward of {num_rows} rows, features have room for {len(self.feature_out) - row}")
+
+    def _tap(self, first: int, layer: int, x: torch.Tensor) -> None:
         if layer in self.tap_layers:
             assert self.feature_out is not None
             width = x.shape[1]
             place = self.tap_layers.index(layer) * width
-            self.feature_out[: x.shape[0], place : place + width] = x
+            self.feature_out[first : first + x.shape[0], place : place + width] = x
 
 
 def _spans(segments: list[Segment]) -> list[Span]:

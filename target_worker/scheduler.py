@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from memsvc.wire.base import FinishReason, ReqId
@@ -9,6 +10,7 @@ from memsvc.wire.mem import NoRoom, Stepped, TooLarge
 from memsvc.wire.text import Abort, AbortAll, Admit
 from target_worker.admission import WaitingList
 from target_worker.config import TargetConfig
+from target_worker.drafting import Drafting
 from target_worker.executor import Executor
 from target_worker.mem_link import MemLink
 from target_worker.plan import Planner, StepPlan
@@ -17,6 +19,7 @@ from target_worker.spec_link import SpecLink
 from target_worker.stats import Counters
 from target_worker.text_link import TextLink
 from target_worker.trace import StepTrace
+from target_worker.width import Width, make_width
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +49,22 @@ class Scheduler:
     this one computes, so slots are asked for one step ahead.
     """
 
-    def __init__(self, config: TargetConfig, links: Links, executor: Executor) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        links: Links,
+        executor: Executor,
+        width: Width | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """width: chooses k for each step; None makes what config asks for. clock: seconds, for what steps cost."""
         self._config = config
         self._mem = links.mem
         self._text = links.text
-        self._spec = links.spec
+        self._drafting = Drafting(config, links.spec, links.mem, width or make_width(config))
+        self._clock = clock
         self._executor = executor
-        self._planner = Planner(config)
+        self._planner = Planner(config, self._drafting.choose)
         self._waiting = WaitingList()
         self._running: dict[ReqId, Req] = {}
         """Requests that hold memory, in order of opening."""
@@ -75,23 +87,22 @@ class Scheduler:
     def step(self) -> None:
         """One round. Sleeps in the inbox while there is nothing to do."""
         self._take_in(IDLE_POLL_S if self.is_idle and self._is_settled else 0.0)
-        if self._spec is not None and self._spec.poll():
-            self._mem.reset_draft(list(self._running.values()))
-        elif self._mem.healed:
-            self._mem.reset_draft(self._mem.healed)
+        self._drafting.poll(self._running.values())
         if self.is_idle:
             self._rest()
             return
+        started = self._clock()
         self._is_settled = False
         plan, following = self._plan, self._planner.after(self._plan, self._running.values())
         closes = self._closes()
         self._mem.begin(self._slots(plan, following), self._next_opens(len(closes)), closes)
-        self._compute(plan)
+        num_tokens = self._compute(plan)
         stepped = self._finish()
         self._retract([self._running[rid] for rid in stepped.retract if rid in self._running], following)
         self._make_room(following, stepped.no_room)
         following.drop(self._finished())
         self._plan = following
+        self._count(plan, num_tokens, self._clock() - started, is_typical=stepped.no_room is None)
         self._report()
         if not plan and not following and not self._running:
             time.sleep(PRESSURE_POLL_S)  # requests wait and memsvc has no room for the first of them
@@ -143,7 +154,7 @@ class Scheduler:
         if req is not None and req.phase is not Phase.FINISHED:
             self._end(req, FinishReason.ABORT)
             self._plan.drop([req])
-            req.draft.pending = None
+            req.draft.pending.clear()
             self._text.add(req, [])
 
     def _end(self, req: Req, reason: FinishReason) -> None:
@@ -168,15 +179,11 @@ class Scheduler:
 
     def _closes(self) -> list[tuple[Req, str]]:
         # Features of the last rows go to the draft first, so that the next turn finds its context.
-        ready = [req for req in self._finished() if req.draft.pending is None or not self._has_draft]
+        ready = [req for req in self._finished() if not req.draft.pending or not self._drafting.is_up]
         return [(req, "abort" if req.finish is FinishReason.ABORT else "finish") for req in ready]
 
     def _finished(self) -> list[Req]:
         return [req for req in self._running.values() if req.phase is Phase.FINISHED]
-
-    @property
-    def _has_draft(self) -> bool:
-        return self._spec is not None and self._spec.is_up
 
     def _finish(self) -> Stepped:
         stepped = self._mem.finish()
@@ -195,19 +202,18 @@ class Scheduler:
 
     def _forget(self, req: Req) -> None:
         self._running.pop(req.rid, None)
-        if self._spec is not None:
-            self._spec.close(req)
+        self._drafting.close(req)
 
     def _make_room(self, following: StepPlan, no_room: NoRoom | None) -> None:
         """Ask again for the slots of `following`, giving up requests, until they are there or nobody is left."""
         if no_room is not None:
             # Every Step from here on releases draft pages, so nothing may wait to be written into one.
-            self._flush_features(list(self._running.values()))
+            self._flush_features()
         while no_room is not None and following:
             victims = [self._running[rid] for rid in no_room.victims if rid in self._running]
             self._take_in(0.0 if victims else PRESSURE_POLL_S)
             self._retract(victims, following)
-            self._flush_features(self._finished())
+            self._flush_features()
             following.drop(self._finished())
             self._mem.begin(self._slots(StepPlan(), following), [], self._closes())
             no_room = self._finish().no_room
@@ -217,7 +223,7 @@ class Scheduler:
         victims = [req for req in victims if req.phase is not Phase.FINISHED]
         if not victims:
             return
-        self._flush_features(victims)
+        self._flush_features()
         following.drop(victims)
         self._mem.begin([], [], [(req, "retract") for req in victims])
         self._finish()
@@ -227,35 +233,25 @@ class Scheduler:
             self.counters.num_retracts += 1
             self._waiting.push(req)
 
-    def _flush_features(self, reqs: list[Req]) -> None:
-        """Have the draft write what it still lacks of requests that are about to close."""
-        if self._has_draft and any(req.draft.pending for req in reqs):
-            self._propose([])
+    def _flush_features(self) -> None:
+        self._drafting.flush(self._running.values())
 
     # Compute
 
-    def _compute(self, plan: StepPlan) -> None:
+    def _compute(self, plan: StepPlan) -> int:
+        """Tokens that the blocks gave."""
         self._trace.start(plan)
-        drafts = self._propose(plan.decode) if self._has_draft else {}
+        drafts = self._drafting.drafts(plan, self._running.values())
         self._trace.mark("draft")
         if not plan:
-            return
+            return 0
         self.counters.num_steps += 1
         emitted = self._executor.run(plan, drafts, self._mem.take_clear_target(), self._trace)
         for req, tokens in emitted.items():
             self._book(req, tokens, drafts.get(req.rid, []))
         self._text.flush()
-        self._trace.end(self._spec.last if self._spec is not None else None)
-
-    def _propose(self, blocks: list[Req]) -> dict[ReqId, list[int]]:
-        assert self._spec is not None
-        whole = [req for req in self._running.values() if not req.draft.holes]
-        for req in self._running.values():
-            if req.draft.holes:
-                req.draft.pending = None
-        blocks = [req for req in blocks if not req.draft.holes]
-        drafts = self._spec.propose(blocks, whole, self._mem.clear_draft, self._config.num_draft_tokens)
-        return {req.rid: drafts[req.rid][: req.num_left - 1] for req in blocks if req.rid in drafts}
+        self._trace.end(self._drafting.last)
+        return sum(len(emitted[req]) for req in plan.decode)
 
     def _book(self, req: Req, tokens: list[int], drafts: list[int]) -> None:
         """Append what a forward gave. A request in PREFILL whose prompt is done starts to decode."""
@@ -269,10 +265,18 @@ class Scheduler:
             self._end(req, FinishReason.STOP)
         elif req.num_left <= 0:
             self._end(req, FinishReason.LENGTH)
+        elif drafts:
+            self._drafting.observe_block(len(drafts), len(tokens) - 1)
         self._text.add(req, tokens)
 
+    def _count(self, plan: StepPlan, num_tokens: int, seconds: float, *, is_typical: bool) -> None:
+        if plan.decode:
+            self.counters.count_step(plan.num_drafts, num_tokens, seconds)
+            if is_typical:
+                self._drafting.observe_step(plan, num_tokens, seconds)
+
     def _report(self) -> None:
-        stats = self.counters.message(self._mem.num_open, len(self._waiting), draft_up=self._has_draft)
+        stats = self.counters.message(self._mem.num_open, len(self._waiting), draft_up=self._drafting.is_up)
         self._text.send_stats(stats, idle=self.is_idle)
 
 

@@ -128,7 +128,7 @@ class SpecLink:
         if req.draft.is_open and self._ready is not None:
             self._closes.append(req.rid)
         req.draft.is_open = False
-        req.draft.pending = None
+        req.draft.pending.clear()
 
     def propose(
         self, blocks: list[Req], known: Iterable[Req], clear: list[PageId], num_drafts: int

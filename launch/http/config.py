@@ -53,7 +53,9 @@ class FrontConfig:
     draft_model_path: str = ""
     """Folder of the draft model, empty without speculation."""
     block_size: int = 1
-    """B: rows of a verify block, the anchor included. 1 = no speculation."""
+    """B: most rows of a verify block, the anchor included. 1 = no speculation."""
+    widths: tuple[int, ...] = ()
+    """Numbers of drafts that the target chooses from; empty if always B - 1 are drafted."""
     propose_route: str = "paged"
     """How the draft worker attends to its context."""
     plan: MemoryPlan | None = None

@@ -50,6 +50,7 @@ def server_info(engine: Engine, stats: Stats | None) -> dict[str, Any]:
         "speculative_draft_model_path": config.draft_model_path or None,
         "speculative_num_draft_tokens": config.block_size if with_draft else None,
         "num_speculative_tokens": config.num_draft_tokens,
+        "speculative_widths": list(config.widths) or None,
         "propose_route": config.propose_route if with_draft else None,
         "launch_command": list(config.launch_command),
         "processes": engine.peers.report(),

@@ -77,6 +77,19 @@ def _target_facts(target: EngineStats) -> Iterator[Fact]:
     yield _gauge("sglang:spec_accept_length", "Tokens per verified block, the target's own included", length)
     yield _gauge("sglang:spec_accept_rate", "Accepted share of the draft tokens", rate)
     yield _gauge("sglang:spec_num_draft_tokens", "Draft tokens verified", target.num_draft_tokens)
+    yield from _width_facts(target)
+
+
+def _width_facts(target: EngineStats) -> Iterator[Fact]:
+    yield _gauge("memsvc_spec_width", "Drafts of each block in the newest step", target.width)
+    columns = {
+        "steps": ("Steps by drafts of a block", target.width_steps),
+        "tokens": ("Tokens of these steps, without the first of a request", target.width_tokens),
+        "seconds": ("Time of these steps", target.width_seconds),
+    }
+    for name, (text, numbers) in columns.items():
+        samples = [({"drafts": str(k)}, float(num)) for k, num in zip(target.widths, numbers, strict=True)]
+        yield Fact(f"memsvc_spec_width_{name}", text, samples, True)
 
 
 def front_link_fact(bad_frames: dict[str, int]) -> Fact:

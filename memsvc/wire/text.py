@@ -157,6 +157,15 @@ class EngineStats(Msg, frozen=True):
     num_accepted: int
     accepted_per_pos: list[int]
     draft_up: bool
+    width: int = 0
+    """Drafts of each block in the newest step that had any."""
+    widths: list[int] = []
+    """Numbers of drafts that steps had, ascending; the columns below have an entry for each."""
+    width_steps: list[int] = []
+    width_tokens: list[int] = []
+    """Tokens that the blocks of these steps gave."""
+    width_seconds: list[float] = []
+    """Time of these steps, prompt chunks in them included."""
 
 
 FrontToTok = Submit | Abort | AbortAll

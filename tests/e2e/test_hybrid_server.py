@@ -48,7 +48,7 @@ def references(hybrid: Path) -> list[Reference]:
 def server(hybrid: Path, drafter: Path) -> Iterator[Served]:
     """A speculative server with room for everything."""
     flags = [*FLAGS, "--model-path", str(hybrid), "--mem-bytes", "64M"]
-    with Served([*flags, "--speculative-draft-model-path", str(drafter)]) as served:
+    with Served([*flags, "--speculative-draft-model-path", str(drafter), "--spec-tokens", "3"]) as served:
         yield served
 
 
@@ -130,7 +130,7 @@ def test_a_perfect_drafter_changes_no_text_and_is_accepted(
 ) -> None:
     continuations = tmp_path / "continuations.json"
     write_continuations(continuations, [reference.sequence for reference in references])
-    flags = [*FLAGS, "--model-path", str(hybrid), "--mem-bytes", "64M"]
+    flags = [*FLAGS, "--model-path", str(hybrid), "--mem-bytes", "64M", "--spec-tokens", "3"]
     env = {OPTIONS: json.dumps({"continuations": str(continuations)})}
     with Served(
         [*flags, "--speculative-draft-model-path", str(drafter)], module="tests.support.launch_perfect", env=env

@@ -43,7 +43,7 @@ def plain_samples() -> dict[int, list[str]]:
 def test_plain_decoding_gives_the_text_of_transformers(
     references: list[Reference], plain_samples: dict[int, list[str]]
 ) -> None:
-    with Served(FP32) as server:
+    with Served([*FP32, "--speculative-algorithm", "none"]) as server:
         check_greedy(server, references, 1)
         check_greedy(server, references, 32)
         plain_samples[32] = sampled(server, 32)
@@ -54,11 +54,27 @@ def test_plain_decoding_gives_the_text_of_transformers(
 def test_a_random_drafter_changes_no_text(
     references: list[Reference], random_drafter: Path, plain_samples: dict[int, list[str]]
 ) -> None:
-    with Served([*FP32, "--speculative-draft-model-path", str(random_drafter)]) as server:
+    with Served([*FP32, "--speculative-draft-model-path", str(random_drafter), "--spec-tokens", "7"]) as server:
         check_greedy(server, references[:3], 1)
         answers = check_greedy(server, references, 32)
         assert all(answer.speculative["num_draft_tokens"] > 0 for answer in answers)
         assert sampled(server, 32) == plain_samples[32]
+
+
+def test_widths_chosen_step_by_step_change_no_text(
+    references: list[Reference], random_drafter: Path, plain_samples: dict[int, list[str]], tmp_path: Path
+) -> None:
+    continuations = tmp_path / "continuations.json"
+    write_continuations(continuations, [reference.sequence for reference in references])
+    flags = [*FP32, "--speculative-draft-model-path", str(random_drafter), "--spec-tokens", "auto"]
+    env = {OPTIONS: json.dumps({"continuations": str(continuations), "p_wrong": 0.4})}
+    with Served(flags, module="tests.support.launch_perfect", env=env) as server:
+        check_greedy(server, references[:3], 1)
+        check_greedy(server, references, 32)
+        # Of these the drafter knows nothing, so widths go down to nothing.
+        assert sampled(server, 32) == plain_samples[32]
+        steps = {s.labels["drafts"]: s.value for s in server.metrics() if s.name == "memsvc_spec_width_steps_total"}
+    assert len([num for num in steps.values() if num]) >= 3, steps
 
 
 def test_a_perfect_drafter_changes_no_text_and_is_accepted(
@@ -66,7 +82,7 @@ def test_a_perfect_drafter_changes_no_text_and_is_accepted(
 ) -> None:
     continuations = tmp_path / "continuations.json"
     write_continuations(continuations, [reference.sequence for reference in references])
-    flags = [*FP32, "--speculative-draft-model-path", str(random_drafter)]
+    flags = [*FP32, "--speculative-draft-model-path", str(random_drafter), "--spec-tokens", "7"]
     env = {OPTIONS: json.dumps({"continuations": str(continuations)})}
     with Served(flags, module="tests.support.launch_perfect", env=env) as server:
         for concurrency in (1, 32):

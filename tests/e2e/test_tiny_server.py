@@ -49,13 +49,13 @@ def quiet_texts(tiny: Path) -> list[str]:
         return [answer.text for answer in server.chat_all(work(), 1)]
 
 
-@pytest.mark.parametrize("speculative", [False, True])
+@pytest.mark.parametrize("drafts", ["", "3", "auto"])
 def test_a_third_of_the_memory_gives_the_same_texts(
-    tiny: Path, drafter: Path, quiet_texts: list[str], speculative: bool
+    tiny: Path, drafter: Path, quiet_texts: list[str], drafts: str
 ) -> None:
     flags = [*FLAGS, "--model-path", str(tiny), "--context-length", "384"]
-    if speculative:
-        flags += ["--speculative-draft-model-path", str(drafter)]
+    if drafts:
+        flags += ["--speculative-draft-model-path", str(drafter), "--spec-tokens", drafts]
     with Served([*flags, "--mem-bytes", "64M"]) as server:
         token_bytes = pool_token_bytes(server)
         exchange = server.get("/server_info")["memory_plan"]["exchange_bytes"]
@@ -90,7 +90,7 @@ def total(samples: list[Sample], name: str, **labels: str) -> float:
 def server(tiny: Path, drafter: Path) -> Iterator[Served]:
     """A speculative server for tests that leave it serving."""
     flags = [*FLAGS, "--model-path", str(tiny), "--mem-bytes", "64M", "--speculative-draft-model-path", str(drafter)]
-    with Served(flags) as served:
+    with Served([*flags, "--spec-tokens", "3"]) as served:
         yield served
 
 

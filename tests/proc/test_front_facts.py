@@ -35,6 +35,7 @@ PLAN = MemoryPlan(
 TARGET_STATS: dict[str, Any] = {
     "num_running": 2, "prompt_tokens": 50, "cached_tokens": 20, "generated_tokens": 90, "num_steps": 33,
     "num_retracts": 1, "num_drafts": 30, "num_draft_tokens": 60, "num_accepted": 45, "accepted_per_pos": [28, 17],
+    "width": 2, "widths": [0, 2], "width_steps": [3, 30], "width_tokens": [15, 75], "width_seconds": [0.5, 6.25],
 }  # fmt: skip
 
 # Read by vllm bench serve, sglang.bench_serving, aiperf, llm-d and AIBrix.
@@ -53,6 +54,7 @@ WANTED = {
     "sglang:num_queue_reqs": 0,
     "sglang:spec_accept_length": 2.5,
     "sglang:spec_accept_rate": 0.75,
+    "memsvc_spec_width": 2,
     "sglang:cached_tokens_total": 20,
     "sglang:prompt_tokens_total": 50,
     "sglang:max_total_num_tokens": 3200,
@@ -70,7 +72,9 @@ WANTED = {
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFront]:
-    facts: dict[str, Any] = {"plan": PLAN, "block_size": 3, "draft_model_path": "/models/draft"}
+    facts: dict[str, Any] = {
+        "plan": PLAN, "block_size": 3, "widths": [0, 2], "draft_model_path": "/models/draft",
+    }  # fmt: skip
     with running_front(tmp_path_factory.mktemp("front"), **facts) as running:
         running.engine.stats(**TARGET_STATS)
         running.wait_for_metric("memsvc_generation_tokens_total", TARGET_STATS["generated_tokens"])
@@ -103,6 +107,13 @@ def test_per_position_counters_have_the_position_as_label(front: RunningFront) -
     rows = samples(front)["vllm:spec_decode_num_accepted_tokens_per_pos_total"]
     assert [(labels["position"], value) for labels, value in rows] == [("0", 28), ("1", 17)]
     assert all(labels["model_name"] == "toy" for labels, _value in rows)
+
+
+def test_steps_tokens_and_time_are_told_by_the_drafts_of_a_block(front: RunningFront) -> None:
+    found = samples(front)
+    for name, numbers in (("steps", [3, 30]), ("tokens", [15, 75]), ("seconds", [0.5, 6.25])):
+        rows = found[f"memsvc_spec_width_{name}_total"]
+        assert [(labels["drafts"], value) for labels, value in rows] == list(zip("02", numbers, strict=True))
 
 
 def test_bytes_are_told_by_kind_and_state(front: RunningFront) -> None:
@@ -147,6 +158,7 @@ def test_server_info_has_both_spellings_and_the_plan(front: RunningFront) -> Non
     assert (info["page_size"], info["block_size"], info["max_running_requests"]) == (16, 16, 32)
     assert info["speculative_num_draft_tokens"] == 3
     assert info["num_speculative_tokens"] == 2
+    assert info["speculative_widths"] == [0, 2]
     assert info["internal_states"][0]["avg_spec_accept_length"] == 2.5
     assert info["internal_states"][0]["memory"]["num_frames"] == 103
     assert info["memory_plan"]["kinds"][0]["name"] == "target_kv"

@@ -182,7 +182,10 @@ class FakeEngine:
 
     def stats(self, **counters: Any) -> None:
         """The target's counters; those not named are 0."""
-        names = [name for name in EngineStats.__struct_fields__ if name not in ("accepted_per_pos", "draft_up")]
+        required = len(EngineStats.__struct_fields__) - len(EngineStats.__struct_defaults__)
+        names = [
+            name for name in EngineStats.__struct_fields__[:required] if name not in ("accepted_per_pos", "draft_up")
+        ]
         zeros: dict[str, Any] = {**dict.fromkeys(names, 0), "accepted_per_pos": [], "draft_up": False}
         self._stats.send(encode(EngineStats(**{**zeros, **counters})))
 

@@ -19,6 +19,13 @@ class PoolWatch:
         held = self._pool.state[kind][page] == PRIVATE or self._pool.refs[kind][page] > 0
         assert held, f"state page {page} is read, and nobody holds it"
 
+    def write(self, name: str, page: int) -> None:
+        """A page that is written is not free, and of that kind still."""
+        kind = self._names.index(name)
+        frame = page // self._kinds[kind].pages_per_frame
+        assert self._pool.frame_kind[frame] == kind + 1, f"{name} page {page} is written in another kind's frame"
+        assert self._pool.state[kind][page] != FREE, f"{name} page {page} is written late: it is free"
+
     def clear(self, name: str, pages: list[PageId]) -> None:
         """Pages that are zeroed are of that kind still, and not free."""
         kind = self._names.index(name)

@@ -98,7 +98,7 @@ def test_a_block_is_proposed_once_and_told_what_is_new(link: SpecLink, rpc: Scri
     rpc.replies.append(Drafted(3, pack_tokens([7, 8, 9])))
     assert link.propose([one], [one], [], 3) == {1: [7, 8, 9]}
     one.tokens += [7, 8]
-    one.draft.pending = FeatureRows(5, 2, 0)
+    one.draft.pending = [FeatureRows(5, 2, 0)]
     one.computed_len = 7
     rpc.replies.append(Drafted(3, pack_tokens([1, 2, 3])))
     link.propose([one], [one], [], 3)
@@ -110,7 +110,22 @@ def test_a_block_is_proposed_once_and_told_what_is_new(link: SpecLink, rpc: Scri
     assert second.new_tokens == [pack_tokens([7, 8])]
     assert (second.write_starts, second.write_lens, second.write_rows) == ([5], [2], [0])
     assert one.draft.written_len == 7
-    assert one.draft.pending is None
+    assert one.draft.pending == []
+
+
+def test_features_of_several_steps_go_out_together_and_count_as_written(link: SpecLink, rpc: ScriptedRpc) -> None:
+    up(link, rpc)
+    one, two = req(1), req(2)
+    for row in range(3):
+        one.draft.pending.append(FeatureRows(5 + row, 1, 2 * row))
+        two.draft.pending.append(FeatureRows(5 + row, 1, 2 * row + 1))
+    rpc.replies.append(Drafted(0, b""))
+    assert link.propose([], [one, two], [], 0) == {}
+    sent = rpc.sent[-1]
+    assert sent.write_rids == [1, 1, 1, 2, 2, 2]
+    assert (sent.write_starts, sent.write_lens) == ([5, 6, 7] * 2, [1] * 6)
+    assert sent.write_rows == [0, 2, 4, 1, 3, 5]
+    assert (one.draft.written_len, one.draft.pending) == (8, [])
 
 
 @pytest.mark.parametrize("reply", [BadRequest("no"), msgspec.DecodeError("x")])
@@ -177,7 +192,7 @@ def test_requests_that_would_not_fit_one_message_are_told_in_several(rpc: Script
     reqs = [req(rid, num_tokens=1000) for rid in range(1, 6)]
     link = small_link(rpc, max_open_bytes=2 * open_bytes(reqs[0]))
     up(link, rpc)
-    reqs[0].draft.pending = FeatureRows(999, 1, 7)
+    reqs[0].draft.pending = [FeatureRows(999, 1, 7)]
     clear = [PageId(5)]
     rpc.replies += [Drafted(0, b""), Drafted(0, b""), Drafted(2, pack_tokens(range(10)))]
     drafts = link.propose(reqs, reqs, clear, 2)

@@ -150,5 +150,8 @@ def test_simulated_blocks_emit_the_asked_length_in_the_mean(length: float) -> No
 
 def test_simulation_accepts_no_more_than_was_drafted_and_needs_a_bonus() -> None:
     assert simulate_accepts(8.0, [VerifyRow(sampler(), [1, 2])]) == [2]
+    # A plain step has no drafts to accept.
+    assert simulate_accepts(8.0, [VerifyRow(sampler(), [])]) == [0]
+    assert [len(tokens) for tokens in verify_blocks(torch.randn(1, VOCAB), [VerifyRow(sampler(), [])], 3.0)] == [1]
     with pytest.raises(ValueError, match=r"0\.5 is below 1"):
         simulate_accepts(0.5, [VerifyRow(sampler(), [1])])
