@@ -18,7 +18,7 @@ import torch
 
 from draft_worker.train.config import DrafterConfig, GenerateConfig, LossConfig, TrainConfig, model_folder_help
 from draft_worker.train.generate import STEM, generate
-from draft_worker.train.plot import plot
+from draft_worker.train.plot import plot, read_log
 from draft_worker.train.sequences import SUFFIX, write_sequences
 from draft_worker.train.trainer import LOG_FILE, Paths, Trainer
 from memsvc.device.shards import FILE_BYTES
@@ -77,7 +77,9 @@ def _train(trainer: Trainer, paths: Paths) -> None:
         logger.info("all steps are made: steps=%d", trainer.progress.step)
         return
     trainer.run()
-    plot(paths.state / LOG_FILE, paths.state / "train.png")
+    log = paths.state / LOG_FILE
+    if read_log(log)["step"]:  # A slice of few steps writes no line.
+        plot(log, paths.state / "train.png")
 
 
 def _bring_home(args: argparse.Namespace) -> None:

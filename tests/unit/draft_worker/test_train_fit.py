@@ -12,12 +12,13 @@ from draft_worker.train import checkpoint, fit, run, trainer
 from draft_worker.train.config import TrainConfig
 from draft_worker.train.held_out import Acceptance, count_steps
 from draft_worker.train.plot import plot, read_log
+from draft_worker.train.sequences import write_sequences
 from draft_worker.train.trainer import LOG_FILE
 from draft_worker.weights import load_model
 from target_worker.train import schedule, state
 from target_worker.train.schedule import Pace, learning_rate
 from target_worker.train.state import Progress, has_state
-from tests.support.train_rig import make_run, make_trainer, paths_of, small_drafter
+from tests.support.train_rig import make_run, make_trainer, paths_of, small_drafter, small_prompts
 
 
 @pytest.fixture(scope="module")
@@ -194,28 +195,31 @@ FLAGS = shlex.split(
 )
 
 
-def test_slices_of_the_driver_bring_home_what_is_worth_keeping(folder, tmp_path, monkeypatch):
-    from draft_worker.train.sequences import write_sequences
-    from tests.support.train_rig import small_prompts
-
+@pytest.fixture
+def command(folder, tmp_path, monkeypatch):
+    """The driver's flags but --home."""
     monkeypatch.setattr(run, "begin", lambda _device: None)
     write_sequences(tmp_path / "prompts", "prompts", small_prompts(8), 1 << 20)
-    command = [
-        "--target",
-        str(folder / "target"),
-        "--prompts",
-        str(tmp_path / "prompts"),
-        "--work",
-        str(tmp_path / "w"),
-    ]
-    run.main([*command, "--home", str(tmp_path / "h1"), "--slice-seconds", "0", "--keep-answers", *FLAGS])
+    places = {"--target": folder / "target", "--prompts": tmp_path / "prompts", "--work": tmp_path / "w"}
+    return [*FLAGS, *(str(part) for pair in places.items() for part in pair)]
+
+
+def test_slices_of_the_driver_bring_home_what_is_worth_keeping(command, tmp_path):
+    run.main([*command, "--home", str(tmp_path / "h1"), "--slice-seconds", "0", "--keep-answers"])
     assert {file.name for file in (tmp_path / "h1").iterdir()} == {"answers.json", "answers-000.safetensors.xz"}
-    run.main([*command, "--home", str(tmp_path / "h2"), *FLAGS])
+    run.main([*command, "--home", str(tmp_path / "h2")])
     names = {file.name for file in (tmp_path / "h2").iterdir()}
     assert names == {"answers.json", "config.json", "model.safetensors", "train.jsonl", "train.png"}
     before = (tmp_path / "h2" / "model.safetensors").read_bytes()
-    run.main([*command, "--home", str(tmp_path / "h3"), *FLAGS])
+    run.main([*command, "--home", str(tmp_path / "h3")])
     assert (tmp_path / "h3" / "model.safetensors").read_bytes() == before
+
+
+def test_a_run_too_short_for_a_line_of_the_log_brings_the_drafter_home(command, tmp_path):
+    run.main([*command, "--home", str(tmp_path / "home"), "--log-every", "100"])
+    assert {file.name for file in (tmp_path / "home").iterdir()} == {
+        "answers.json", "config.json", "model.safetensors", "train.jsonl"
+    }  # fmt: skip
 
 
 def test_a_wrong_flag_is_named(capsys):
