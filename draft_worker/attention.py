@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from draft_worker.batch import BlockBatch
 from draft_worker.shape import DraftShape, LayerAttention
-from memsvc.device.kv_pool import KvPool
+from memsvc.device.kv_pool import KvPool, zero_rows
 from memsvc.device.page_table import PageTables
 
 FEW_PAGES = 4
@@ -41,17 +41,16 @@ class ContextGroup:
 
     members: torch.Tensor | None
     """int64 [m]: places in the batch; None if it is the whole batch in order."""
-    page_ids: torch.Tensor
-    """int64 [m, S / page_size]; the dummy page past a request's context, where the block comes to lie."""
+    places: torch.Tensor
+    """Pool.places of S / page_size pages a request; the dummy page past its context, where the block comes to lie."""
     block_at: int
     """Place of the block's first row."""
     unused: torch.Tensor
-    """int64: places of [m * S] that no row may see. Their bytes may be anything, NaN too."""
+    """int64: places of [2 * m * S] that no row may see. Their bytes may be anything, NaN too."""
     mask: torch.Tensor
     """Added to the logits, [m, 1, B * heads per kv head, S]: 0 or -inf. One row if all rows see the same."""
-    keys: torch.Tensor
-    values: torch.Tensor
-    """[m, S, kv_heads, d]: scratch for one layer at a time."""
+    gathered: torch.Tensor
+    """[2 (K, V), m, S, kv_heads, d]: scratch for one layer at a time."""
 
 
 def block_sees(attention: LayerAttention, block_size: int) -> np.ndarray:
@@ -108,15 +107,14 @@ class ContextPlan:
         mask = self._mask(members, positions[:, :block_at], used)
         used[:, block_at : block_at + self._batch.block_size] = True
         device = self._tables.device
-        form = (*used.shape, shape.num_kv_heads, shape.head_dim)
+        form = (2, *used.shape, shape.num_kv_heads, shape.head_dim)
         return ContextGroup(
             members=None if len(members) == len(self._batch) else torch.from_numpy(members).to(device),
-            page_ids=torch.from_numpy(pages * (steps < num_pages)).to(device),
+            places=self._pool.places(torch.from_numpy(pages * (steps < num_pages)).to(device)),
             block_at=block_at,
-            unused=torch.from_numpy(np.flatnonzero(~used)).to(device),
+            unused=torch.from_numpy(np.flatnonzero(np.stack((~used, ~used)))).to(device),
             mask=mask.to(device),
-            keys=torch.empty(form, dtype=shape.dtype, device=device),
-            values=torch.empty(form, dtype=shape.dtype, device=device),
+            gathered=torch.empty(form, dtype=shape.dtype, device=device),
         )
 
     def _mask(self, members: np.ndarray, positions: np.ndarray, used: np.ndarray) -> torch.Tensor:
@@ -167,11 +165,12 @@ class PagedAttention:
         sink: torch.Tensor | None,
     ) -> torch.Tensor:
         q, k, v = block
-        keys, values = self._pool.gather(layer, group.page_ids, out=(group.keys, group.values))
-        for gathered, own in ((keys, k), (values, v)):
-            # A masked key's logit is -inf whatever the key, but NaN plus -inf is NaN, and so is 0 * NaN.
-            gathered.flatten(0, 1).index_fill_(0, group.unused, 0)
-            gathered[:, group.block_at : group.block_at + own.shape[1]] = own
+        keys, values = gathered = group.gathered
+        self._pool.gather_at(layer, group.places, gathered)
+        # A masked key's logit is -inf whatever the key, but NaN plus -inf is NaN, and so is 0 * NaN.
+        zero_rows(gathered, group.unused)
+        for context, own in ((keys, k), (values, v)):
+            context[:, group.block_at : group.block_at + own.shape[1]] = own
         return attend_block(q, keys, values, group.mask, sink)
 
 

@@ -53,7 +53,7 @@ class LaunchConfig:
     checkpoint_interval: int = 0
     """Tokens between stored states of a long prompt, for models with recurrent layers. 0 = by their size."""
     dtype: str = "auto"
-    """Of weights and KV; auto is the checkpoint's."""
+    """Of weights and KV; auto is the checkpoint's, or float32 for a bfloat16 one on a CPU that cannot multiply it."""
     load_format: str = "auto"
     """auto reads the weights, dummy makes random ones."""
     device: str = "cpu"

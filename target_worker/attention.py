@@ -1,16 +1,19 @@
 """Reference paged attention in torch: causal, grouped query heads, any mix of blocks and prompt chunks."""
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 
-from memsvc.device.kv_pool import KvPool
+from memsvc.device.kv_pool import KvPool, zero_rows
 from memsvc.device.page_table import PageTables
 
 TILE_ROWS = 256
 """A prompt chunk is attended in tiles of so many rows; each sees no further than its own end."""
+SCRATCH_BYTES = 1 << 20
+"""Keys and values of one layer gathered at a time, at most, unless one request has more: they stay in the cache."""
 _PAD_FACTOR = 1.25
 _PAD_PAGES = 2
 
@@ -43,14 +46,17 @@ class _Group:
 
     rows: torch.Tensor | slice
     """Where the n * num rows lie in the batch."""
-    pages: torch.Tensor
-    """int64 [n, num_pages]"""
+    places: torch.Tensor
+    """KvPool.places of num_pages pages a span."""
     mask: torch.Tensor
     """Added to the scores: [n, 1, group_size * num, num_pages * page_size], 0 or -inf."""
     gathered: torch.Tensor
     """Scratch for one layer's keys and values, [2, n, num_pages * page_size, kv_heads, head_dim]."""
     unseen: torch.Tensor
     """Its rows past each span's end, counted over all: they may hold NaN, which no mask stops (0 * NaN)."""
+    keys: torch.Tensor
+    values: torch.Tensor
+    """The two parts of gathered, heads first."""
 
 
 class PagedAttention:
@@ -60,34 +66,37 @@ class PagedAttention:
         self._pool = pool
         self._tables = tables
         self._group_size = num_heads // pool.shape.num_kv_heads
-        self._groups = [self._plan(group) for group in group_spans(spans, pool.page_size)]
+        shape = pool.shape
+        page_bytes = 2 * pool.page_size * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+        parts = group_spans(spans, pool.page_size, SCRATCH_BYTES // page_bytes)
+        # All groups use the same scratch, one after another.
+        num_bytes = page_bytes * max(len(part) * _num_pages(part, pool.page_size) for part in parts)
+        scratch = torch.empty(num_bytes // shape.dtype.itemsize, dtype=shape.dtype, device=tables.device)
+        self._groups = [self._plan(part, scratch) for part in parts]
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """q [rows, heads, d] against the pool, where this forward's k and v already are: [rows, heads * d]."""
+        if len(self._groups) == 1 and isinstance(self._groups[0].rows, slice):
+            return self._attend(layer, self._groups[0], q)
         out = torch.empty((q.shape[0], q.shape[1] * q.shape[2]), dtype=q.dtype, device=q.device)
         for group in self._groups:
             out[group.rows] = self._attend(layer, group, q[group.rows])
         return out
 
     def _attend(self, layer: int, group: _Group, q: torch.Tensor) -> torch.Tensor:
-        n, kv_heads, head_dim = len(group.pages), self._pool.shape.num_kv_heads, self._pool.shape.head_dim
-        keys, values = self._pool.gather(layer, group.pages, out=(group.gathered[0], group.gathered[1]))
-        group.gathered.view(-1, kv_heads * head_dim).index_fill_(0, group.unseen, 0)
+        n, kv_heads, _, head_dim = group.keys.shape
+        self._pool.gather_at(layer, group.places, group.gathered)
+        zero_rows(group.gathered, group.unseen)
         # The query heads of a key-value head become more rows of it, so keys need no repeating.
         q = q.view(n, -1, kv_heads, self._group_size, head_dim).permute(0, 2, 3, 1, 4)
-        out = F.scaled_dot_product_attention(
-            q.reshape(n, kv_heads, -1, head_dim),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=group.mask,
-        )
+        q = q.reshape(n, kv_heads, -1, head_dim)
+        out = F.scaled_dot_product_attention(q, group.keys, group.values, attn_mask=group.mask)
         out = out.view(n, kv_heads, self._group_size, -1, head_dim).permute(0, 3, 1, 2, 4)
         return out.reshape(-1, kv_heads * self._group_size * head_dim)
 
-    def _plan(self, spans: list[Span]) -> _Group:
+    def _plan(self, spans: list[Span], scratch: torch.Tensor) -> _Group:
         pool, device = self._pool, self._tables.device
-        num = spans[0].num
-        num_pages = max(-(-span.end // pool.page_size) for span in spans)
+        num, num_pages = spans[0].num, _num_pages(spans, pool.page_size)
         length = num_pages * pool.page_size
         starts = torch.tensor([span.start for span in spans], device=device)
         keys_at = torch.arange(length, device=device)
@@ -96,13 +105,21 @@ class PagedAttention:
         mask = mask[:, None].expand(-1, self._group_size, -1, -1).reshape(len(spans), 1, -1, length)
         unseen = (keys_at >= (starts + num)[:, None]).expand(2, -1, -1).flatten().nonzero()[:, 0]
         form = (2, len(spans), length, pool.shape.num_kv_heads, pool.shape.head_dim)
+        gathered = scratch[: math.prod(form)].view(form)
         return _Group(
             rows=_rows_of(spans, device),
-            pages=self._tables.pages([span.table_row for span in spans], num_pages),
+            places=pool.places(self._tables.pages([span.table_row for span in spans], num_pages)),
             mask=mask,
-            gathered=torch.empty(form, dtype=pool.shape.dtype, device=device),
+            gathered=gathered,
             unseen=unseen,
+            keys=gathered[0].transpose(1, 2),
+            values=gathered[1].transpose(1, 2),
         )
+
+
+def _num_pages(spans: list[Span], page_size: int) -> int:
+    """Pages of the longest."""
+    return -(-max(span.end for span in spans) // page_size)
 
 
 def _rows_of(spans: list[Span], device: torch.device) -> torch.Tensor | slice:
@@ -113,8 +130,11 @@ def _rows_of(spans: list[Span], device: torch.device) -> torch.Tensor | slice:
     return (firsts[:, None] + torch.arange(num, device=device)).flatten()
 
 
-def group_spans(spans: list[Span], page_size: int) -> list[list[Span]]:
-    """Spans, cut into tiles, in groups of equal row counts whose longest is little longer than the shortest."""
+def group_spans(spans: list[Span], page_size: int, max_pages: int) -> list[list[Span]]:
+    """Spans, cut into tiles, in groups of equal row counts whose longest is little longer than the shortest.
+
+    A group of several has at most max_pages pages, padding included.
+    """
     tiles = sorted((tile for span in spans for tile in span.tiles()), key=lambda tile: (tile.num, tile.end))
     groups: list[list[Span]] = []
     for tile in tiles:
@@ -126,4 +146,13 @@ def group_spans(spans: list[Span], page_size: int) -> list[list[Span]]:
             group.append(tile)
         else:
             groups.append([tile])
-    return groups
+    return [part for group in groups for part in _in_parts(group, page_size, max_pages)]
+
+
+def _in_parts(group: list[Span], page_size: int, max_pages: int) -> list[list[Span]]:
+    """The group in the order of the batch, where rows lie next to each other, cut into pieces of equal size."""
+    group = sorted(group, key=lambda span: span.first)
+    most = max(1, max_pages // _num_pages(group, page_size))
+    num_parts = -(-len(group) // most)
+    size = -(-len(group) // num_parts)
+    return [group[i : i + size] for i in range(0, len(group), size)]

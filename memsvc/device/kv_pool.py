@@ -1,5 +1,6 @@
 """One kind's pages of keys and values as strided views into the arena. Nothing is copied or owned here."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,8 +50,14 @@ class KvPool:
         self._pages = flat.as_strided((self.num_pages, shape.num_layers * 2 * half), (stride, 1))
         self._k = [pages[:, layer, 0] for layer in range(shape.num_layers)]
         self._v = [pages[:, layer, 1] for layer in range(shape.num_layers)]
-        self._k_rows = [k.flatten(1) for k in self._k]
-        self._v_rows = [v.flatten(1) for v in self._v]
+        # K and V of a page lie on one lattice, so that one copy takes both. Its rows may overlap: they are only read.
+        self._unit = math.gcd(stride, half)
+        self._step, self._to_v = stride // self._unit, half // self._unit
+        num_halves = (self.num_pages - 1) * self._step + self._to_v + 1
+        self._halves = [
+            flat[2 * layer * half :].as_strided((num_halves, half), (self._unit, 1))
+            for layer in range(shape.num_layers)
+        ]
 
     def k(self, layer: int) -> torch.Tensor:
         """Keys of a layer, a view [num_pages, page_size, num_kv_heads, head_dim]."""
@@ -73,29 +80,39 @@ class KvPool:
         self._k[layer].index_put_(place, k)
         self._v[layer].index_put_(place, v)
 
-    def gather(
-        self, layer: int, page_table: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of the pages of page_table int [n, p]: k and v, each [n, p * page_size, num_kv_heads, head_dim].
+    def places(self, page_table: torch.Tensor) -> torch.Tensor:
+        """Where gather_at finds the pages of page_table int64 [n, p]: once a forward, not once a layer."""
+        at = page_table.reshape(-1) * self._step
+        return torch.cat((at, at + self._to_v))
 
-        Slots past a request's length hold whatever was there, NaN included. out: two contiguous
-        tensors of that form to copy into, so that a forward's layers share one piece of scratch.
+    def gather_at(self, layer: int, places: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy pages to out, contiguous [2 (K, V), n, p * page_size, num_kv_heads, head_dim].
+
+        Slots past a request's length hold whatever was there, NaN included.
         """
+        torch.index_select(self._halves[layer], 0, places, out=out.view(len(places), -1))
+
+    def gather(self, layer: int, page_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the pages of page_table int [n, p]: k and v, each [n, p * page_size, num_kv_heads, head_dim]."""
         n, p = page_table.shape
-        ids = page_table.reshape(-1)
-        if out is None:
-            form = (n, p * self.page_size, self.shape.num_kv_heads, self.shape.head_dim)
-            like = torch.empty(form, dtype=self.shape.dtype, device=self._pages.device)
-            out = like, torch.empty_like(like)
-        torch.index_select(self._k_rows[layer], 0, ids, out=out[0].view(n * p, -1))
-        torch.index_select(self._v_rows[layer], 0, ids, out=out[1].view(n * p, -1))
-        return out
+        form = (2, n, p * self.page_size, self.shape.num_kv_heads, self.shape.head_dim)
+        out = torch.empty(form, dtype=self.shape.dtype, device=self._pages.device)
+        self.gather_at(layer, self.places(page_table.long()), out)
+        return out[0], out[1]
 
     def zero_pages(self, page_ids: Sequence[int]) -> None:
         """Clear pages in all layers: what memsvc lists as coming from another kind."""
         if page_ids:
             ids = torch.tensor(list(page_ids), dtype=torch.int64, device=self._pages.device)
             self._pages.index_fill_(0, ids, 0)
+
+
+def zero_rows(gathered: torch.Tensor, rows: torch.Tensor) -> None:
+    """Zero rows int64 [m] of gathered [2, n, length, kv_heads, d], counted over all: places that hold no token."""
+    flat = gathered.view(-1, gathered.shape[-2] * gathered.shape[-1])
+    if flat.shape[1] * flat.element_size() % 8 == 0:
+        flat = flat.view(torch.int64)  # zero is zero in eight bytes at a time as well, and quicker
+    flat.index_fill_(0, rows, 0)
 
 
 def _check(arena: torch.Tensor, kind: KindLayout, shape: KvShape) -> None:

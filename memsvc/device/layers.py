@@ -46,9 +46,8 @@ class RMSNorm:
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        variance = wide.pow(2).mean(-1, keepdim=True)
-        return self.weight * (wide * torch.rsqrt(variance + self.eps)).to(x.dtype)
+        # Without its weight, torch's norm rounds to x's dtype before the weight comes in.
+        return self.weight * F.rms_norm(x, x.shape[-1:], None, self.eps)
 
 
 class ZeroCentredRMSNorm(RMSNorm):
@@ -110,4 +109,4 @@ class GatedMlp:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self.act(gate) * up)
+        return self.down(self.act(gate).mul_(up))

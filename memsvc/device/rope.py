@@ -81,11 +81,10 @@ class Rotary:
     def rotate(self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """x [n, heads, head_dim] turned by the tables of its n positions."""
         cos, sin = tables
-        half = self.rotary_dim // 2
         turned = x if self.rotary_dim == x.shape[-1] else x[..., : self.rotary_dim]
         # The sign of the swapped half sits in the table, which rounds the same as negating x.
-        swapped = torch.cat((turned[..., half:], turned[..., :half]), dim=-1)
-        turned = turned * cos + swapped * sin
+        swapped = turned.roll(self.rotary_dim // 2, dims=-1)
+        turned = swapped.mul_(sin).add_(turned * cos)
         if self.rotary_dim == x.shape[-1]:
             return turned
         return torch.cat((turned, x[..., self.rotary_dim :]), dim=-1)

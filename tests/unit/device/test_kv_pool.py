@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from memsvc.device.kv_pool import KvPool, KvShape
+from memsvc.device.kv_pool import KvPool, KvShape, zero_rows
 from memsvc.wire.mem import KindLayout
 
 SHAPE = KvShape(num_layers=3, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
@@ -70,10 +70,19 @@ def test_gather_returns_the_pages_in_table_order() -> None:
     assert k.shape == (2, 2 * PAGE, 2, 8)
     assert k[:, ::PAGE, 0, 0].tolist() == [[5, 2], [9, 0]]
     assert torch.equal(v, -k)
-    scratch = torch.empty_like(k), torch.empty_like(v)
-    assert pool.gather(0, torch.tensor([[5, 2], [9, 0]]), out=scratch)[0] is scratch[0]
+    scratch = torch.empty(2, *k.shape, dtype=k.dtype)
+    pool.gather_at(0, pool.places(torch.tensor([[5, 2], [9, 0]])), scratch)
     assert torch.equal(scratch[0], k)
     assert torch.equal(scratch[1], v)
+
+
+@pytest.mark.parametrize("head_dim", [8, 3])
+def test_rows_without_a_token_are_zeroed_and_no_others(head_dim: int) -> None:
+    gathered = torch.full((2, 3, 4, 1, head_dim), torch.nan, dtype=torch.bfloat16)
+    zero_rows(gathered, torch.tensor([0, 7, 23]))
+    rows = gathered.view(24, head_dim)
+    assert [row for row in range(24) if (rows[row] == 0).all()] == [0, 7, 23]
+    assert rows.isnan().sum() == 21 * head_dim
 
 
 def test_zero_pages_clears_whole_pages_and_nothing_else() -> None:

@@ -7,6 +7,7 @@ from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.page_table import PageTables
 from memsvc.wire.base import PageId, ReqId
 from memsvc.wire.mem import KindLayout
+from target_worker import attention
 from target_worker.attention import TILE_ROWS, PagedAttention, Span, group_spans
 
 PAGE, KV_HEADS, DIM = 4, 2, 8
@@ -54,6 +55,34 @@ def test_every_row_equals_dense_attention_over_poisoned_pages(group_size: int, d
     assert (got.double() - torch.cat(want)).abs().max() < tolerance
 
 
+def test_a_batch_cut_into_parts_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(2)
+    pool = make_pool(60)
+    tables = PageTables(max_reqs=8, max_pages=12, page_size=PAGE)
+    pages = iter((torch.randperm(59) + 1).tolist())
+    spans = []
+    for rid, start in enumerate((17, 15, 18, 16, 14)):
+        row = tables.add(ReqId(rid))
+        tables.set_row(ReqId(rid), [PageId(next(pages)) for _ in range(6)])
+        pool.write(0, tables.slots(row, 0, start + 2), *torch.randn(2, start + 2, KV_HEADS, DIM))
+        spans.append(Span(row, start, 2, 2 * rid))
+    q = torch.randn(10, 4, DIM)
+    whole = PagedAttention(pool, tables, spans, 4).run(0, q)
+    page_bytes = 2 * PAGE * KV_HEADS * DIM * 4
+    for num_pages in (1, 10, 14):
+        monkeypatch.setattr(attention, "SCRATCH_BYTES", num_pages * page_bytes)
+        assert torch.equal(PagedAttention(pool, tables, spans, 4).run(0, q), whole)
+
+
+def test_parts_follow_the_batch_and_hold_so_many_pages_at_most() -> None:
+    spans = [Span(1 + i, 100 + 16 * (i % 3), 1, i) for i in range(20)]
+    parts = group_spans(spans, page_size=16, max_pages=64)
+    assert [span.first for part in parts for span in part] == list(range(20))
+    assert [len(part) for part in parts] == [7, 7, 6]
+    alone = group_spans(spans, page_size=16, max_pages=3)
+    assert [len(part) for part in alone] == [1] * 20
+
+
 def test_a_row_of_the_dummy_request_does_not_disturb_the_others() -> None:
     pool = make_pool(8)
     tables = PageTables(max_reqs=2, max_pages=2, page_size=PAGE)
@@ -76,7 +105,7 @@ def test_groups_cover_every_row_once_and_pad_by_a_quarter_at_most() -> None:
         num = (1, 8, num % 700 + 1)[row % 3]
         spans.append(Span(row, start, num, first))
         first += num
-    groups = group_spans(spans, page_size=16)
+    groups = group_spans(spans, page_size=16, max_pages=10**9)
     rows = sorted(r for group in groups for span in group for r in range(span.first, span.first + span.num))
     assert rows == list(range(first))
     for group in groups:
