@@ -9,20 +9,18 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.support.embedded_model import EMBEDDED, OPENINGS
 from tests.support.served import PLAIN, Served, chat
-from tests.support.tiny_server import prompt, write_tiny_drafter, write_tiny_model
 
 pytestmark = pytest.mark.slow
 
-FLAGS = ["--dtype", "float32", "--page-size", "4", "--threads", "1", "--mem-bytes", "64M", "--hang-timeout-s", "11"]
-BODY = chat(prompt(3, 20), temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
+FLAGS = ["--model-path", str(EMBEDDED), "--dtype", "float32", "--threads", "1", "--mem-bytes", "64M"]
+BODY = chat(OPENINGS[1], temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    tiny = write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny")
-    drafter = write_tiny_drafter(tmp_path_factory.mktemp("drafter") / "drafter", tiny)
-    with Served([*FLAGS, "--model-path", str(tiny), "--speculative-draft-model-path", str(drafter)]) as served:
+def server() -> Iterator[Served]:
+    with Served([*FLAGS, "--hang-timeout-s", "11"]) as served:
         yield served
 
 

@@ -1,6 +1,5 @@
 """The whole stack on a tiny hybrid target: its text is transformers' text, whatever happens to its states."""
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -8,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.perfect_draft import OPTIONS
 from tests.support.reference import Reference, greedy_answers
-from tests.support.served import Answer, Served, chat, write_continuations
+from tests.support.served import Answer, Served, chat
 from tests.support.tiny_hybrid import make_hybrid
 from tests.support.tiny_server import CONTEXT, VOCAB, prompt, write_tiny_drafter
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
@@ -77,27 +75,6 @@ def test_text_is_that_of_transformers_at_any_concurrency_and_after_prefix_hits(
     server.check_idle()
 
 
-def test_drafts_after_a_hit_are_those_of_a_cold_start(server: Served, references: list[Reference]) -> None:
-    # Sampled, since target and draft share the noise: so even a random drafter is right now and then.
-    bodies = [
-        chat(reference.prompt, max_tokens=MAX_TOKENS, temperature=2.0, seed=i, ignore_eos=True)
-        for i, reference in enumerate(references[: NUM_REQUESTS // 2])
-    ]
-    assert server.post("/flush_cache", {}).status_code == 200
-    cold, warm = (server.chat_all(bodies, 4) for _ in range(2))
-    assert [answer.text for answer in warm] == [answer.text for answer in cold]
-    assert sum(cached(cold)) < sum(cached(warm)) > 0
-    assert [answer.speculative for answer in warm] == [answer.speculative for answer in cold]
-    assert sum(answer.speculative["num_accepted_draft_tokens"] for answer in cold) > 10
-    server.check_idle()
-
-
-def test_plain_decoding_gives_the_same_text(hybrid: Path, references: list[Reference]) -> None:
-    with Served([*FLAGS, "--model-path", str(hybrid), "--mem-bytes", "64M"]) as server:
-        check_texts(server, references, NUM_REQUESTS)
-        server.check_idle()
-
-
 @pytest.mark.parametrize("role", ["target", "memsvc"])
 def test_a_killed_process_changes_no_text(server: Served, references: list[Reference], role: str) -> None:
     os.kill(server.child(role), signal.SIGKILL)
@@ -105,38 +82,23 @@ def test_a_killed_process_changes_no_text(server: Served, references: list[Refer
     server.check_idle()
 
 
-@pytest.mark.parametrize("speculative", [False, True])
+@pytest.mark.parametrize("drafts", ["", "3"])
 def test_a_tight_pool_retracts_and_changes_no_text(
-    hybrid: Path, drafter: Path, references: list[Reference], speculative: bool
+    server: Served, hybrid: Path, drafter: Path, references: list[Reference], drafts: str
 ) -> None:
     flags = [*FLAGS, "--model-path", str(hybrid), "--context-length", "256"]
-    if speculative:
-        flags += ["--speculative-draft-model-path", str(drafter)]
-    with Served([*flags, "--mem-bytes", "64M"]) as server:
-        plan = server.get("/server_info")["memory_plan"]
-    whole = sum(
-        kind["stride_bytes"] * (kind["pages_per_req"] or 130 / kind["tokens_per_page"]) for kind in plan["kinds"]
-    )
-    tight = int(plan["exchange_bytes"] + NUM_REQUESTS * whole / 8)
-    with Served([*flags, "--mem-bytes", str(tight)]) as server:
-        check_texts(server, references, NUM_REQUESTS)
-        metrics = {sample.name: sample.value for sample in server.metrics()}
+    if drafts:
+        flags += ["--speculative-draft-model-path", str(drafter), "--spec-tokens", drafts]
+    with Served([*flags, "--mem-bytes", str(tight_pool(server, is_plain=not drafts))]) as tight:
+        check_texts(tight, references, NUM_REQUESTS)
+        metrics = {sample.name: sample.value for sample in tight.metrics()}
         assert metrics["memsvc_retracts_total"] + metrics["memsvc_no_room_total"] > 0
-        server.check_idle()
+        tight.check_idle()
 
 
-def test_a_perfect_drafter_changes_no_text_and_is_accepted(
-    hybrid: Path, drafter: Path, references: list[Reference], tmp_path: Path
-) -> None:
-    continuations = tmp_path / "continuations.json"
-    write_continuations(continuations, [reference.sequence for reference in references])
-    flags = [*FLAGS, "--model-path", str(hybrid), "--mem-bytes", "64M", "--spec-tokens", "3"]
-    env = {OPTIONS: json.dumps({"continuations": str(continuations)})}
-    with Served(
-        [*flags, "--speculative-draft-model-path", str(drafter)], module="tests.support.launch_perfect", env=env
-    ) as server:
-        answers = check_texts(server, references, NUM_REQUESTS)
-        whole = [a for a in answers if a.usage["completion_tokens"] == MAX_TOKENS]
-        assert whole
-        assert min(a.speculative["mean_acceptance_length"] for a in whole) > 3.5
-        server.check_idle()
+def tight_pool(server: Served, is_plain: bool) -> int:
+    """Bytes for an eighth of the requests, with what the plan of a server with a drafter says."""
+    plan = server.get("/server_info")["memory_plan"]
+    kinds = [kind for kind in plan["kinds"] if not (is_plain and kind["name"] == "draft_kv")]
+    whole = sum(kind["stride_bytes"] * (kind["pages_per_req"] or 130 / kind["tokens_per_page"]) for kind in kinds)
+    return int((0 if is_plain else plan["exchange_bytes"]) + NUM_REQUESTS * whole / 8)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.samples import Sample
 
-from tests.support.served import PLAIN, Served, chat
+from tests.support.served import PLAIN, Answer, Served, chat
 from tests.support.tiny_server import prompt, write_tiny_drafter, write_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -43,37 +43,51 @@ def work(num: int = NUM_REQUESTS, max_tokens: int = 60) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def quiet_texts(tiny: Path) -> list[str]:
-    """Texts of `work` one at a time in a big pool without speculation."""
+def quiet(tiny: Path) -> list[Answer]:
+    """Answers to `work` one at a time in a big pool without speculation."""
     with Served([*FLAGS, "--model-path", str(tiny), "--mem-bytes", "64M"]) as server:
-        return [answer.text for answer in server.chat_all(work(), 1)]
+        return server.chat_all(work(), 1)
 
 
-@pytest.mark.parametrize("drafts", ["", "3", "auto"])
+@pytest.fixture(scope="module")
+def quiet_texts(quiet: list[Answer]) -> list[str]:
+    """Their texts."""
+    return [answer.text for answer in quiet]
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path, drafter: Path) -> Iterator[Served]:
+    """A speculative server for tests that leave it serving."""
+    flags = [*FLAGS, "--model-path", str(tiny), "--mem-bytes", "64M", "--speculative-draft-model-path", str(drafter)]
+    with Served([*flags, "--spec-tokens", "3"]) as served:
+        yield served
+
+
+def test_concurrency_and_drafts_give_the_same_texts(server: Served, quiet_texts: list[str]) -> None:
+    assert [answer.text for answer in server.chat_all(work(), NUM_REQUESTS)] == quiet_texts
+    server.check_idle()
+
+
+@pytest.mark.parametrize("drafts", ["3", "auto"])
 def test_a_third_of_the_memory_gives_the_same_texts(
-    tiny: Path, drafter: Path, quiet_texts: list[str], drafts: str
+    server: Served, tiny: Path, drafter: Path, quiet: list[Answer], drafts: str
 ) -> None:
     flags = [*FLAGS, "--model-path", str(tiny), "--context-length", "384"]
-    if drafts:
-        flags += ["--speculative-draft-model-path", str(drafter), "--spec-tokens", drafts]
-    with Served([*flags, "--mem-bytes", "64M"]) as server:
-        token_bytes = pool_token_bytes(server)
-        exchange = server.get("/server_info")["memory_plan"]["exchange_bytes"]
-        answers = server.chat_all(work(), NUM_REQUESTS)
-        assert [answer.text for answer in answers] == quiet_texts
-    tight = exchange + sum(answer.usage["total_tokens"] for answer in answers) * token_bytes // 3
-    with Served([*flags, "--mem-bytes", str(tight)]) as server:
-        answers = server.chat_all(work(), NUM_REQUESTS)
-        assert [answer.text for answer in answers] == quiet_texts
+    flags += ["--speculative-draft-model-path", str(drafter), "--spec-tokens", drafts]
+    num_tokens = sum(answer.usage["total_tokens"] for answer in quiet)
+    with Served([*flags, "--mem-bytes", str(pool_bytes(server, num_tokens // 3))]) as tight:
+        answers = tight.chat_all(work(), NUM_REQUESTS)
+        assert [answer.text for answer in answers] == [answer.text for answer in quiet]
         assert {answer.finish_reason for answer in answers} == {"length"}
-        assert metric(server, "memsvc_retracts_total") + metric(server, "memsvc_no_room_total") > 0
-        server.check_idle()
+        assert metric(tight, "memsvc_retracts_total") + metric(tight, "memsvc_no_room_total") > 0
+        tight.check_idle()
 
 
-def pool_token_bytes(server: Served) -> int:
-    """Bytes of one token in all kinds."""
-    kinds = server.get("/server_info")["memory_plan"]["kinds"]
-    return sum(kind["stride_bytes"] // kind["tokens_per_page"] for kind in kinds)
+def pool_bytes(server: Served, num_tokens: int) -> int:
+    """Bytes of a pool for so many tokens."""
+    plan = server.get("/server_info")["memory_plan"]
+    one = sum(kind["stride_bytes"] // kind["tokens_per_page"] for kind in plan["kinds"])
+    return plan["exchange_bytes"] + num_tokens * one
 
 
 def metric(server: Served, name: str, **labels: str) -> float:
@@ -84,14 +98,6 @@ def metric(server: Served, name: str, **labels: str) -> float:
 def total(samples: list[Sample], name: str, **labels: str) -> float:
     """The same over samples at hand."""
     return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Path, drafter: Path) -> Iterator[Served]:
-    """A speculative server for tests that leave it serving."""
-    flags = [*FLAGS, "--model-path", str(tiny), "--mem-bytes", "64M", "--speculative-draft-model-path", str(drafter)]
-    with Served([*flags, "--spec-tokens", "3"]) as served:
-        yield served
 
 
 @pytest.mark.parametrize("role", ["draft", "target", "tokenizer", "memsvc"])
@@ -191,7 +197,7 @@ def test_target_heavy_and_draft_heavy_loads_both_fill_the_one_pool(tiny: Path, t
 async def filled_under_pressure(served: Served) -> list[float]:
     """Shares of the arena in use (private, tree, limbo, and what is not the pool's), sampled once it is full."""
     shares: list[float] = []
-    load = asyncio.create_task(asyncio.to_thread(served.chat_all, work(64, 60), NUM_REQUESTS))
+    load = asyncio.create_task(asyncio.to_thread(served.chat_all, work(44, 48), NUM_REQUESTS))
     is_full = False
     while not load.done():
         samples = await asyncio.to_thread(served.metrics)

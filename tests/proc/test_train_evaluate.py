@@ -8,8 +8,9 @@ import pytest
 from draft_worker.train import evaluate, prompts, run
 from draft_worker.train.served import served
 from target_worker.train.shards import write_shards
+from tests.support.embedded_model import EMBEDDED, EMBEDDED_DRAFT, OPENINGS
 from tests.support.tiny_hybrid import make_hybrid
-from tests.support.tiny_server import CONTEXT, VOCAB, prompt, write_tiny_drafter, write_tiny_model
+from tests.support.tiny_server import CONTEXT, VOCAB
 from tests.support.tiny_tokenizer import training_text, write_tiny_tokenizer
 
 TRAIN_FLAGS = (
@@ -19,30 +20,22 @@ TRAIN_FLAGS = (
 )
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("evaluate")
-    target = write_tiny_model(folder / "target")
-    return target, write_tiny_drafter(folder / "drafter", target)
-
-
-def test_figures_come_from_a_server_of_target_and_drafter(models, tmp_path, capsys):
-    target, drafter = models
-    file = tmp_path / "prompts.txt"
-    file.write_text("".join(f"{prompt(seed, 40)}\n" for seed in range(4)))
-    answers = tmp_path / "answers.jsonl"
-    flags = f"--temperature 0 --max-tokens 12 --concurrency 2 --rounds 2 --loop-share 1 --prompts {file} --json"
-    flags += f" --answers {answers}"
-    evaluate.main(
-        [*flags.split(), "--target", str(target), "--draft", str(drafter), "--", "--threads", "1", "--mem-bytes", "64M"]
-    )
+def test_figures_come_from_a_server_of_target_and_drafter(tmp_path, capsys):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": opening}) + "\n" for opening in OPENINGS[:4]))
+    flags = f"--temperature 0 --max-tokens 24 --concurrency 2 --rounds 2 --loop-share 1 --prompts {file} --json --raw"
+    models = f"--target {EMBEDDED} --draft {EMBEDDED_DRAFT}"
+    evaluate.main([*flags.split(), *models.split(), "--", "--threads", "1", "--mem-bytes", "64M", "--dtype", "float32"])
     found = json.loads(capsys.readouterr().out)
     assert found["num_answers"] == 4
     assert found["n_steps"] > 0
-    assert len(found["accept_per_position"]) == 3
+    assert len(found["accept_per_position"]) == 7
+    assert found["accept_per_position"] == sorted(found["accept_per_position"], reverse=True)
     assert found["accept_length"] == pytest.approx(1 + sum(found["accept_per_position"]), abs=1e-3)
-    assert found["rounds"][1]["cached_tokens"] > 0
-    assert len(answers.read_text().splitlines()) == 8
+    assert found["accept_length"] > 1.8
+    cold, warm = found["rounds"]
+    assert warm["cached_tokens"] > 0
+    assert warm["accept_length"] == cold["accept_length"]
 
 
 def test_a_drafter_trained_for_a_hybrid_serves_plain_prompts(tmp_path, monkeypatch, capsys):
@@ -70,6 +63,6 @@ def test_a_drafter_trained_for_a_hybrid_serves_plain_prompts(tmp_path, monkeypat
     assert found["prompt_tokens"] == sum(len(tokenizer.encode(text)) for text in evaluate.read_prompts(file))
 
 
-def test_a_server_that_cannot_start_is_reported_with_its_own_words(models):
+def test_a_server_that_cannot_start_is_reported_with_its_own_words():
     with pytest.raises(RuntimeError, match="does not exist"), served(["--model-path", "/nowhere"]):
         pass
