@@ -66,6 +66,7 @@ class DraftProcess:
             self._opened = stack.pop_all()
         self._target = b""
         """Who said DraftHello last; nobody else may send a Propose."""
+        self._was_greeted = False
 
     def _make_worker(self, registered: Registered, shape: DraftShape) -> DraftWorker:
         config = self._config
@@ -95,12 +96,22 @@ class DraftProcess:
             f" threads={torch.get_num_threads()} load_s={self._load_s:.1f}",
         ]
 
+    def meet(self, stop: StopFlag) -> None:
+        """Answer until a target has said hello, whatever the answer to that is.
+
+        A request that came before that would be computed without a draft, and its prompt cached without draft KV.
+        """
+        self._turns(lambda: stop.is_set or self._was_greeted, stop, lambda: None)
+
     def run(self, stop: StopFlag, beat: Callable[[], None]) -> None:
         """Answer until stop is set. Raises FencedError or ServiceDown when the memory service gives this client up."""
+        self._turns(lambda: stop.is_set, stop, beat)
+
+    def _turns(self, is_over: Callable[[], bool], stop: StopFlag, beat: Callable[[], None]) -> None:
         poller = zmq.Poller()
         poller.register(self._inbox.socket, zmq.POLLIN)
         poller.register(stop.fd, zmq.POLLIN)
-        while not stop.is_set:
+        while not is_over():
             beat()
             left_s = self._renew_at - time.monotonic()
             if left_s <= 0:
@@ -116,6 +127,7 @@ class DraftProcess:
     def _answer(self, sender: bytes, msg: DraftHello | Propose) -> DraftReady | Drafted | BadRequest:
         if isinstance(msg, Propose) and sender != self._target:
             return BadRequest("Propose from a peer that did not say DraftHello last")
+        self._was_greeted |= isinstance(msg, DraftHello)
         reply = self._worker.handle(msg)
         if isinstance(reply, DraftReady):
             self._target = sender

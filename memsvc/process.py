@@ -165,6 +165,13 @@ class Serving(Protocol):
         """What an operator reads at start."""
         ...
 
+    def meet(self, stop: StopFlag) -> None:
+        """Wait for the peer without which this process is of no use yet; at once if there is none, or stop is set.
+
+        Its parent is told that it serves after that.
+        """
+        ...
+
     def run(self, stop: StopFlag, beat: Callable[[], None]) -> None:
         """Serve until stop is set. Every turn of the loop calls beat, and long work now and then within a turn."""
         ...
@@ -194,7 +201,7 @@ class Program(Generic[ConfigT]):
         return config
 
     def main(self, make: Callable[[ConfigT], AbstractContextManager[Serving]]) -> int:
-        """Make what serves, say Ready, run it until SIGTERM; the exit status.
+        """Make what serves, let it meet its peer, say Ready, run it until SIGTERM; the exit status.
 
         ValueError, OSError and ZMQError while it is made are Fatal: a restart would meet them again. A memory
         service that gives this client up ends the process with status 1, and a restart registers anew.
@@ -210,10 +217,11 @@ class Program(Generic[ConfigT]):
                         serving = stack.enter_context(make(config))
                 except (ValueError, OSError, zmq.ZMQError) as error:
                     return refuse(self.role, run_dir, error)
-                announce(run_dir, Ready(self.role, os.getpid(), serving.lines()))
-                # Connected after Ready has gone out, so that no sign of life overtakes it.
-                heart = stack.enter_context(Heart(run_dir, self.role))
-                serving.run(stop, heart.beat)
+                serving.meet(stop)
+                if not stop.is_set:
+                    announce(run_dir, Ready(self.role, os.getpid(), serving.lines()))
+                    # Connected after Ready has gone out, so that no sign of life overtakes it.
+                    serving.run(stop, stack.enter_context(Heart(run_dir, self.role)).beat)
         except MemoryServiceError as error:
             logger.error("the memory service gave this client up: %s", error)
             return 1

@@ -20,7 +20,7 @@ from target_worker.req import Req
 
 logger = logging.getLogger(__name__)
 
-HELLO_INTERVAL_S = 1.0
+HELLO_INTERVAL_S = 0.25
 HANG_S = 60.0
 """A draft that answers nothing for this long is killed: it might wake up and write into pages of others."""
 MAX_OPEN_BYTES = MAX_MSG_BYTES // 4

@@ -113,6 +113,9 @@ class Worker:
             )
         return lines
 
+    def meet(self, stop: StopFlag) -> None:
+        """Nobody: it decodes without drafts until a draft comes, and the tokenizer waits for it."""
+
     def run(self, stop: StopFlag, beat: Callable[[], None]) -> None:
         """Serve until stop is set. Beats with every round, with every layer of a forward, and while the draft works.
 

@@ -53,6 +53,9 @@ class TokenizerWorker:
         """What an operator reads at start."""
         return self._encoder.lines()
 
+    def meet(self, stop: StopFlag) -> None:
+        """Nobody: what it sends waits for whom it is for."""
+
     def run(self, stop: StopFlag, beat: Callable[[], None]) -> None:
         """Serve until stop is set; then what has arrived is still handled. Every turn calls beat."""
         poller = zmq.Poller()

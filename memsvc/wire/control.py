@@ -4,7 +4,7 @@ from memsvc.wire.base import Msg
 
 
 class Ready(Msg, frozen=True):
-    """The process serves now. lines: what an operator should read at start, one fact a line."""
+    """The process serves now; a draft says it once a target has found it. lines: what an operator should read at start, one fact a line."""
 
     role: str
     pid: int

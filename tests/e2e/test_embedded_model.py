@@ -21,7 +21,7 @@ FLAGS = ["--model-path", str(EMBEDDED), "--dtype", "float32", "--threads", "1"]
 # A step may write as many tokens past the window as it computes.
 FLAGS += ["--chunked-prefill-size", "64", "--max-running-requests", "8"]
 NO_NETWORK = ROOT / "tests" / "support" / "no_network"
-MAX_TOKENS = 48
+MAX_TOKENS = 32
 WINDOW = 128
 """Of the drafter, in tokens."""
 
@@ -81,7 +81,7 @@ def plain(references: list[Reference]) -> Plain:
 
 def sampled(server: Served) -> list[str]:
     """Texts at temperature 0.8, each with its seed, eight at a time."""
-    bodies = [chat(text, temperature=0.8, seed=i, max_tokens=32) for i, text in enumerate([*OPENINGS, long_text()])]
+    bodies = [chat(text, temperature=0.8, seed=i, max_tokens=24) for i, text in enumerate([*OPENINGS, long_text()])]
     return [answer.text for answer in server.chat_all(bodies, 8)]
 
 
@@ -179,7 +179,7 @@ def test_a_small_pool_changes_no_text_and_keeps_of_drafts_what_the_window_shows(
         check_window(small, len(long.sequence))
         check_hit(cold, check_greedy(small, [long], 1))
         check_hit(*(check_greedy(small, [middle], 1) for _ in range(2)))
-        answers = check_greedy(small, references, 8)
+        answers = check_greedy(small, references[:-1], 8)
         assert metric(small, "memsvc_evicted_pages_total", kind="target_kv") > 0
         assert accept_length(answers) > 1.8
         assert sampled(small) == plain.sampled

@@ -73,20 +73,36 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @contextlib.contextmanager
-def draft_process(world: World, **changes: Any) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """`python -m draft_worker`, and what it announced; killed at the end if it still runs."""
+def unmet_process(world: World, **changes: Any) -> Iterator[tuple[subprocess.Popen[str], zmq.Socket[bytes], Rpc]]:
+    """`python -m draft_worker`, where it announces itself, and a way to it; killed at the end if it still runs."""
     file = world.run_dir / "draft.json"
     file.write_text(json.dumps(asdict(replace(world.config, **changes))))
-    with zmq.Context() as context, bind(context, ALL_LAUNCH, world.run_dir) as announcements:
+    with (
+        zmq.Context() as context,
+        bind(context, ALL_LAUNCH, world.run_dir) as announcements,
+        contextlib.closing(Rpc(context, SPEC, world.run_dir)) as rpc,
+    ):
         process = subprocess.Popen(
             [sys.executable, "-m", "draft_worker", "--config", str(file)], cwd=ROOT, stderr=subprocess.PIPE, text=True
         )
         try:
-            assert announcements.poll(TIMEOUT_S * 1000), "nothing announced"
-            yield process, decoder(ALL_LAUNCH.there).decode(announcements.recv())
+            yield process, announcements, rpc
         finally:
             process.kill()
             process.communicate()
+
+
+@contextlib.contextmanager
+def draft_process(world: World, **changes: Any) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """The process and what it announced, after a hello of somebody who asks for nothing."""
+    with unmet_process(world, **changes) as (process, announcements, rpc):
+        rpc.send(DraftHello(WIRE_VERSION, "main", Epoch(0), world.shape.target_hidden_size, "float32"))
+        yield process, announced(announcements)
+
+
+def announced(announcements: "zmq.Socket[bytes]") -> Any:
+    assert announcements.poll(TIMEOUT_S * 1000), "nothing announced"
+    return decoder(ALL_LAUNCH.there).decode(announcements.recv())
 
 
 def ended(process: subprocess.Popen[str]) -> int:
@@ -170,6 +186,14 @@ def test_it_drafts_from_the_shared_arena_what_the_oracle_does_and_stops_cleanly(
         stub["model.embed_tokens.weight"], stub["lm_head.weight"],
     )  # fmt: skip
     assert unpack_tokens(drafted.token_ids) == oracle.propose(dict(enumerate(features)), tokens[-1], 13, 7)
+
+
+def test_it_says_ready_once_a_target_has_said_hello(world, target):
+    with unmet_process(world) as (_, announcements, rpc):
+        assert isinstance(rpc.call(EMPTY, TIMEOUT_S), BadRequest)
+        assert not announcements.poll(0)
+        assert isinstance(target.hello(), DraftReady)
+        assert isinstance(announced(announcements), Ready)
 
 
 def test_garbage_and_strangers_do_not_end_the_loop(world, target):

@@ -120,6 +120,9 @@ class Config:
 class Serving:
     def __init__(self, config): self.fault = config.fault
     def lines(self): return ["a line"] if self.fault != "lines" else [f"{gc.isenabled()} {gc.get_freeze_count() > 0}"]
+    def meet(self, stop):
+        import select
+        if self.fault == "lonely": print("alone", flush=True); select.select([stop.fd], [], [])
     def run(self, stop, beat):
         if self.fault == "bug": {}["what a user wrote"]
         if self.fault == "fenced": raise FencedError("epoch 3 is over")
@@ -167,6 +170,17 @@ def test_a_program_says_ready_then_gives_signs_of_life_until_sigterm(tmp_path: P
         out, err = process.communicate(timeout=20)
         assert (process.returncode, out) == (0, "closed\n")
         assert err.splitlines()[-1].endswith("target INFO stopped")
+
+
+def test_a_program_says_nothing_before_it_has_met_its_peer(tmp_path: Path):
+    with program(tmp_path, "lonely") as (process, socket):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "alone\n"
+        assert not socket.poll(0)
+        process.terminate()
+        out, _ = process.communicate(timeout=20)
+        assert (process.returncode, out) == (0, "closed\n")
+        assert not socket.poll(0)
 
 
 def test_a_program_that_cannot_be_made_is_fatal(tmp_path: Path):
