@@ -29,6 +29,7 @@ def test_without_such_instructions_a_bfloat16_checkpoint_runs_in_float32(tmp_pat
 
 def test_float32_weights_are_never_rounded_unasked(tmp_path: Path) -> None:
     assert chosen(tmp_path, "float32", NEW) == "float32"
+    assert chosen(tmp_path, "float32", OLD) == "float32"
 
 
 def test_what_the_command_names_stands(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -42,9 +43,11 @@ def test_one_line_says_which_and_why(tmp_path: Path, caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO)
     chosen(tmp_path, "bfloat16", NEW)
     chosen(tmp_path, "bfloat16", OLD)
+    chosen(tmp_path, "float32", NEW)
     assert [record.message for record in caplog.records] == [
         "dtype=bfloat16, the faster one: the CPU multiplies it (amx_bf16, avx512_bf16)",
         "dtype=float32, the faster one: the CPU has no instructions for the checkpoint's bfloat16",
+        "dtype=float32, as the checkpoint has it; bfloat16 would round its weights",
     ]
 
 
