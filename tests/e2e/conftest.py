@@ -9,8 +9,8 @@ from launch.smollm2 import ensure_smollm2
 from launch.smollm2_fetch import FetchError
 from tests.support.reference import PROMPTS, Reference, greedy_answers
 
-NUM_PROMPTS = int(os.environ.get("MEMSVC_E2E_PROMPTS", "6"))
-"""Prompts that are compared with transformers. 20 is the full run, about four times as long."""
+NUM_PROMPTS = int(os.environ.get("MEMSVC_E2E_PROMPTS", "4"))
+"""Prompts that are compared with transformers. 20 is the full run, about five times as long."""
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_to
 
 settings.register_profile("dev", max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=_QUIET)
 settings.register_profile(
-    "ci", max_examples=150, stateful_step_count=60, deadline=None, derandomize=True, suppress_health_check=_QUIET
+    "ci", max_examples=100, stateful_step_count=60, deadline=None, derandomize=True, suppress_health_check=_QUIET
 )
 settings.register_profile(
     "nightly", max_examples=2000, stateful_step_count=100, deadline=None, suppress_health_check=_QUIET
