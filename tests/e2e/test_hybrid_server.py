@@ -1,5 +1,6 @@
 """The whole stack on a tiny hybrid target: its text is transformers' text, whatever happens to its states."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -7,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.perfect_draft import OPTIONS
 from tests.support.reference import Reference, greedy_answers
-from tests.support.served import Answer, Served, chat
+from tests.support.served import Answer, Served, chat, write_continuations
 from tests.support.tiny_hybrid import make_hybrid
 from tests.support.tiny_server import CONTEXT, VOCAB, prompt, write_tiny_drafter
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
@@ -102,3 +104,20 @@ def tight_pool(server: Served, is_plain: bool) -> int:
     kinds = [kind for kind in plan["kinds"] if not (is_plain and kind["name"] == "draft_kv")]
     whole = sum(kind["stride_bytes"] * (kind["pages_per_req"] or 130 / kind["tokens_per_page"]) for kind in kinds)
     return int((0 if is_plain else plan["exchange_bytes"]) + NUM_REQUESTS * whole / 8)
+
+
+def test_a_perfect_drafter_changes_no_text_and_is_accepted(
+    hybrid: Path, drafter: Path, references: list[Reference], tmp_path: Path
+) -> None:
+    continuations = tmp_path / "continuations.json"
+    write_continuations(continuations, [reference.sequence for reference in references])
+    flags = [*FLAGS, "--model-path", str(hybrid), "--mem-bytes", "64M", "--spec-tokens", "3"]
+    env = {OPTIONS: json.dumps({"continuations": str(continuations)})}
+    with Served(
+        [*flags, "--speculative-draft-model-path", str(drafter)], module="tests.support.launch_perfect", env=env
+    ) as server:
+        answers = check_texts(server, references, NUM_REQUESTS)
+        whole = [a for a in answers if a.usage["completion_tokens"] == MAX_TOKENS]
+        assert whole
+        assert min(a.speculative["mean_acceptance_length"] for a in whole) > 3.5
+        server.check_idle()

@@ -63,6 +63,13 @@ def test_its_drafter_changes_no_text_and_is_accepted(
         assert accepted > 0.8 * sum(answer.speculative["num_spec_steps"] for answer in answers)
 
 
+def test_a_random_drafter_changes_no_text(references: list[Reference], random_drafter: Path) -> None:
+    with Served([*FP32, "--speculative-draft-model-path", str(random_drafter), "--spec-tokens", "7"]) as server:
+        check_greedy(server, references[:3], 1)
+        answers = check_greedy(server, references, 32)
+        assert all(answer.speculative["num_draft_tokens"] > 0 for answer in answers)
+
+
 def test_widths_chosen_step_by_step_change_no_text(
     references: list[Reference], plain_samples: dict[int, list[str]], tmp_path: Path
 ) -> None:
@@ -76,3 +83,17 @@ def test_widths_chosen_step_by_step_change_no_text(
         assert sampled(server, 32) == plain_samples[32]
         steps = {s.labels["drafts"]: s.value for s in server.metrics() if s.name == "memsvc_spec_width_steps_total"}
     assert len([num for num in steps.values() if num]) >= 3, steps
+
+
+def test_a_perfect_drafter_changes_no_text_and_is_accepted(
+    references: list[Reference], random_drafter: Path, tmp_path: Path
+) -> None:
+    continuations = tmp_path / "continuations.json"
+    write_continuations(continuations, [reference.sequence for reference in references])
+    flags = [*FP32, "--speculative-draft-model-path", str(random_drafter), "--spec-tokens", "7"]
+    env = {OPTIONS: json.dumps({"continuations": str(continuations)})}
+    with Served(flags, module="tests.support.launch_perfect", env=env) as server:
+        for concurrency in (1, 32):
+            answers = check_greedy(server, references, concurrency)
+            accept = [a.speculative["mean_acceptance_length"] for a in answers if a.usage["completion_tokens"] == 64]
+            assert min(accept) > 6.5
