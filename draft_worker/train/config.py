@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from target_worker.train.optimizer import ADAMW, MUON
+from target_worker.train.run_config import RunConfig
 
 V1, V2 = 1, 2
 
@@ -72,48 +72,23 @@ class LossConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
+class TrainConfig(RunConfig):
     """How to train. The same data, seed, steps and device give the same drafter, however the run is sliced."""
 
-    steps: int = 0
-    """Optimiser steps in all; 0: epochs decides, or fit_seconds, or what a run that goes on was told before."""
     epochs: float = 4.0
-    """Passes over the answers where steps is 0."""
-    fit_seconds: float = 0.0
-    """Above 0: the first slice measures its speed and fixes the steps that fit into so many seconds in all."""
-    max_seconds: float = 0.0
-    """This slice saves and ends after so long; 0 = no limit."""
+    """Passes over the answers where neither steps nor fit_seconds is given."""
     tokens_per_step: int = 32768
     """Tokens of answers and prompts in a step, padding included."""
     anchor_stride: int = 8
     """One anchor for so many places of an answer, chosen anew in every step."""
-    optimizer: str = ADAMW
-    """Of matrices: adamw or muon; codebooks, norms and kernels have AdamW."""
-    lr: float = 1e-3
-    """Peak learning rate."""
-    warmup_steps: int = 200
-    """Steps to the peak; a cosine goes from there to a hundredth of it."""
-    weight_decay: float = 0.01
-    """On matrices; norms, kernels and codebooks have none."""
-    clip: float = 1.0
-    """Largest norm of the gradient."""
-    seed: int = 0
-    """Of first weights, order and anchors."""
     held_out: int = 200
     """Prompts, by number, whose answers are kept from training; their acceptance is estimated."""
-    log_every: int = 20
-    """Steps between lines of the log."""
-    eval_every: int = 1000
-    """Steps between estimates of acceptance; one more stands at the end of each slice."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_step", "anchor_stride", "warmup_steps", "log_every", "eval_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}, the least is 1")
-        if self.optimizer not in (ADAMW, MUON):
-            raise ValueError(f"--optimizer is {self.optimizer}, known are {ADAMW} and {MUON}")
-        if self.lr <= 0 or self.epochs <= 0 or self.clip <= 0:
-            raise ValueError(f"--lr {self.lr}, --epochs {self.epochs} and --clip {self.clip} must be above 0")
+        RunConfig.__post_init__(self)  # super() knows the class before it got its slots
+        self._check_counts("tokens_per_step", "anchor_stride")
+        if self.epochs <= 0:
+            raise ValueError(f"--epochs is {self.epochs}, must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from target_worker.model.linear_spec import FULL, LINEAR
-from target_worker.train.optimizer import ADAMW, MUON
+from target_worker.train.run_config import MUON, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,41 +91,26 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainConfig:
-    """How to train it. The same tokens, seed, steps and device give the same model, however the run is sliced."""
+class PretrainConfig(RunConfig):
+    """How to train it."""
 
-    steps: int = 0
-    """Optimiser steps in all; 0: fit_seconds decides, or what a run that goes on was told before."""
     fit_seconds: float = 600.0
     """Where steps is 0 the first slice measures its speed and fixes the steps that fit into so many seconds in all."""
-    max_seconds: float = 0.0
-    """This slice saves and ends after so long; 0 = no limit."""
     sequences_per_step: int = 32
     """Sequences of --positions tokens in a step."""
     optimizer: str = MUON
     """Of matrices: adamw or muon; the embedding, norms, gates and convolutions have AdamW."""
     lr: float = 4e-3
     """Peak learning rate."""
-    warmup_steps: int = 200
-    """Steps to the peak; a cosine goes from there to a hundredth of it."""
     weight_decay: float = 0.05
     """On matrices; the rest has none."""
-    clip: float = 1.0
-    """Largest norm of the gradient."""
-    seed: int = 0
-    """Of first weights and order."""
-    log_every: int = 20
-    """Steps between lines of the log."""
     eval_every: int = 500
     """Steps between measurements of the held-out loss; one more stands at the end of each slice."""
     eval_sequences: int = 128
     """Held-out sequences, the first ones."""
 
     def __post_init__(self) -> None:
-        for name in ("sequences_per_step", "warmup_steps", "log_every", "eval_every", "eval_sequences"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}, the least is 1")
-        if self.optimizer not in (ADAMW, MUON):
-            raise ValueError(f"--optimizer is {self.optimizer}, known are {ADAMW} and {MUON}")
-        if self.lr <= 0 or self.clip <= 0 or (not self.steps and self.fit_seconds <= 0):
-            raise ValueError(f"--lr {self.lr}, --clip {self.clip}, --fit-seconds {self.fit_seconds} must be above 0")
+        RunConfig.__post_init__(self)  # super() knows the class before it got its slots
+        self._check_counts("sequences_per_step", "eval_sequences")
+        if not self.steps and self.fit_seconds <= 0:
+            raise ValueError(f"--steps is 0, so --fit-seconds, {self.fit_seconds}, must be above 0")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Protocol, TypeVar, get_args, get_origin
@@ -78,13 +78,18 @@ def target_folder(name: str) -> Path:
 
 
 def _field_docs(cls: type[_Config]) -> dict[str, str]:
-    """Field name to the string under it."""
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(node, ast.ClassDef)
-    docs = {}
-    for field, after in zip(node.body, node.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            docs[ast.unparse(field.target)] = str(after.value.value)
+    """Field name to the string under it, in the class itself or in the nearest one that it is made of."""
+    docs: dict[str, str] = {}
+    for part in reversed([part for part in cls.__mro__ if is_dataclass(part)]):
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        assert isinstance(node, ast.ClassDef)
+        for field, after in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                docs[ast.unparse(field.target)] = str(after.value.value)
     return docs
 
 

@@ -1,41 +1,21 @@
 """How parameters move: Muon or AdamW on matrices, AdamW on the rest, and the moments that a state keeps."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 
 from target_worker.train.muon import Muon
+from target_worker.train.run_config import MUON, RunConfig
 
-ADAMW, MUON = "adamw", "muon"
 _ADAM_MOMENTS, _MUON_MOMENTS = ("exp_avg", "exp_avg_sq"), ("momentum",)
 _NO_MATRICES = ("codebook", "embed_tokens.weight")
 """Ends of names of tables: their rows are looked up, so they move one by one and do not decay."""
 
 
-class OptimizerConfig(Protocol):
-    """What it has to be told."""
-
-    @property
-    def optimizer(self) -> str:
-        """Of matrices: ADAMW or MUON."""
-        ...
-
-    @property
-    def lr(self) -> float:
-        """Peak learning rate."""
-        ...
-
-    @property
-    def weight_decay(self) -> float:
-        """On matrices."""
-        ...
-
-
 class Optimizer:
     """The optimisers of one set of parameters, by name."""
 
-    def __init__(self, params: Mapping[str, torch.Tensor], config: OptimizerConfig) -> None:
+    def __init__(self, params: Mapping[str, torch.Tensor], config: RunConfig) -> None:
         self._params = params
         matrices = {name for name, tensor in params.items() if tensor.dim() == 2 and not name.endswith(_NO_MATRICES)}
         self._by_muon = matrices if config.optimizer == MUON else set()

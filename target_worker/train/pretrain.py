@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,18 +16,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from memsvc.device.shards import FILE_BYTES, write_shards
 from target_worker.train.config import NetworkConfig, PretrainConfig
 from target_worker.train.flags import parse
 from target_worker.train.fused import Fused
 from target_worker.train.network import first_params, hidden_states
-from target_worker.train.optimizer import Optimizer
-from target_worker.train.schedule import Pace, learning_rate
 from target_worker.train.shards import HELD_OUT, TRAIN, read_tokens
+from target_worker.train.sliced_run import SlicedRun
 from target_worker.train.start import begin
-from target_worker.train.state import Progress, facts_of, has_state, load_state, read_facts, save_state
 from target_worker.train.stream import Stream, held_out_sequences
 from target_worker.train.tokenizer import END_OF_TEXT
 
@@ -40,81 +36,31 @@ _LOSS_ROWS = 16384
 _EVAL_BATCH = 16
 
 
-class Pretraining:
-    """A model in training. `run` does a slice."""
+class Pretraining(SlicedRun):
+    """The model in training."""
+
+    log_file = LOG_FILE
 
     def __init__(self, network: NetworkConfig, config: PretrainConfig, corpus: Path, state: Path, device: str) -> None:
         """Raises ValueError if corpus, network and saved state do not fit each other."""
-        self._network, self._config, self._state = network, config, state
+        self._network = network
         self._device = torch.device(device)
         self._dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
+        self._num_sequences = config.sequences_per_step
         self._stream = Stream(read_tokens(corpus, TRAIN), network.positions, config.seed)
         self._held_out = held_out_sequences(read_tokens(corpus, HELD_OUT), network.positions, config.eval_sequences)
         top = max(int(self._stream.tokens.max()), int(self._held_out.max()))
         if top >= network.vocab:
             raise ValueError(f"{corpus} holds token {top}, --vocab is {network.vocab}")
-        self.params = first_params(network, config.seed, device)
-        self._optimizer = Optimizer(self.params, config)
-        self.progress = self._resume()
+        identity = {"network": asdict(network), "tokens": len(self._stream.tokens)}
+        super().__init__(config, state, first_params(network, config.seed, device), identity, {})
 
-    def _resume(self) -> Progress:
-        self._identity = {"network": asdict(self._network), "seed": self._config.seed}
-        self._identity["tokens"] = len(self._stream.tokens)
-        if not has_state(self._state):
-            return Progress(total_steps=self._config.steps)
-        found = read_facts(self._state)["identity"]
-        if found != self._identity:
-            raise ValueError(f"{self._state} holds a run of {found}, asked for is {self._identity}")
-        progress = load_state(self._state, self.params, self._optimizer)
-        progress.total_steps = self._config.steps or progress.total_steps
-        return progress
+    def _loss(self) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
+        num = self._num_sequences
+        loss = self._entropy(self._stream.sequences(self.progress.step * num, num))
+        return loss, num * self._network.positions, {}
 
-    @property
-    def is_done(self) -> bool:
-        """All steps are made."""
-        return bool(self.progress.total_steps) and self.progress.step >= self.progress.total_steps
-
-    def run(self) -> None:
-        """Train until all steps are made or max_seconds are over; then measure and save."""
-        config, progress = self._config, self.progress
-        started, before = time.monotonic(), progress.seconds
-        pace = Pace(self._device)
-        with tqdm(total=progress.total_steps or None, initial=progress.step, desc="pretrain", unit="step") as bar:
-            while not self.is_done and not (config.max_seconds and time.monotonic() - started > config.max_seconds):
-                loss, norm = self._step()
-                pace.mark()
-                progress.seconds = before + time.monotonic() - started
-                self._fix_steps(pace)
-                bar.total = progress.total_steps or None
-                bar.update()
-                if progress.step % config.log_every == 0:
-                    self._write("step", {"loss": round(float(loss), 4), "grad_norm": round(float(norm), 3)})
-                    bar.set_postfix(loss=f"{float(loss):.3f}", refresh=False)
-                if progress.step % config.eval_every == 0 and not self.is_done:
-                    self._measure()
-        self._measure()
-        self.save()
-
-    def _fix_steps(self, pace: Pace) -> None:
-        """Decide how many steps there are, as soon as it can be known."""
-        progress = self.progress
-        if not progress.total_steps and (fitting := pace.fitting(self._config.fit_seconds)):
-            progress.total_steps = max(self._config.warmup_steps + 1, fitting)
-            logger.info("steps=%d", progress.total_steps)
-
-    def _step(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(loss, norm of the gradient) of one update."""
-        config, progress = self._config, self.progress
-        num = config.sequences_per_step
-        loss = self._loss(self._stream.sequences(progress.step * num, num))
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(list(self.params.values()), config.clip)
-        self._optimizer.step(learning_rate(config, progress))
-        progress.step += 1
-        progress.tokens += num * self._network.positions
-        return loss.detach(), norm
-
-    def _loss(self, sequences: np.ndarray) -> torch.Tensor:
+    def _entropy(self, sequences: np.ndarray) -> torch.Tensor:
         """Mean cross-entropy of the tokens after each position."""
         host = torch.from_numpy(sequences)
         tokens = (host.pin_memory() if self._device.type == "cuda" else host).to(self._device, non_blocking=True)
@@ -123,7 +69,7 @@ class Pretraining:
         wanted = tokens[:, 1:].flatten()
         head = cast["model.embed_tokens.weight"]
         parts = [
-            _entropy(rows, head, targets)
+            _summed_entropy(rows, head, targets)
             for rows, targets in zip(x.split(_LOSS_ROWS), wanted.split(_LOSS_ROWS), strict=True)
         ]
         return torch.stack(parts).sum() / len(wanted)
@@ -132,26 +78,12 @@ class Pretraining:
     def held_out_loss(self) -> float:
         """Mean cross-entropy of held-out tokens, in nats."""
         pieces = np.array_split(self._held_out, max(1, len(self._held_out) // _EVAL_BATCH))
-        total = sum(float(self._loss(piece)) * len(piece) for piece in pieces)
+        total = sum(float(self._entropy(piece)) * len(piece) for piece in pieces)
         return total / len(self._held_out)
 
-    def _measure(self) -> None:
+    def _held_out_facts(self) -> dict[str, float]:
         loss = self.held_out_loss()
-        logger.info("step=%d held_out_loss=%.4f perplexity=%.2f", self.progress.step, loss, math.exp(loss))
-        self._write("held_out", {"held_out_loss": round(loss, 4), "perplexity": round(math.exp(loss), 3)})
-
-    def _write(self, kind: str, facts: dict[str, float]) -> None:
-        """Add a line to the log."""
-        progress = self.progress
-        head = {"kind": kind, "step": progress.step, "seconds": round(progress.seconds, 1), "tokens": progress.tokens}
-        self._state.mkdir(parents=True, exist_ok=True)
-        with (self._state / LOG_FILE).open("a", encoding="utf-8") as log:
-            log.write(json.dumps(head | facts) + "\n")
-
-    def save(self) -> None:
-        """Write the state."""
-        facts = facts_of(self.progress, identity=self._identity, train=asdict(self._config))
-        save_state(self._state, self.params, self._optimizer, facts)
+        return {"held_out_loss": round(loss, 4), "perplexity": round(math.exp(loss), 3)}
 
     def export(self, tokenizer: Path, out: Path) -> None:
         """A Hugging Face folder of the model as it stands, bfloat16, with the tokenizer's files."""
@@ -174,7 +106,7 @@ def summed_entropy(x: torch.Tensor, head: torch.Tensor, wanted: torch.Tensor) ->
     return F.cross_entropy(F.linear(x, head).float(), wanted, reduction="sum")
 
 
-_entropy = Fused(summed_entropy, moving=0)
+_summed_entropy = Fused(summed_entropy, moving=0)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,10 +2,10 @@
 
 import math
 import time
-from typing import Protocol
 
 import torch
 
+from target_worker.train.run_config import RunConfig
 from target_worker.train.state import Progress
 
 _LEAST_LR = 0.01
@@ -15,21 +15,7 @@ _FIT_SHARE = 0.94
 """Of the time that steps may take: the rest goes to estimates and files."""
 
 
-class LrConfig(Protocol):
-    """What the learning rate depends on."""
-
-    @property
-    def lr(self) -> float:
-        """Peak."""
-        ...
-
-    @property
-    def warmup_steps(self) -> int:
-        """Steps to it."""
-        ...
-
-
-def learning_rate(config: LrConfig, progress: Progress) -> float:
+def learning_rate(config: RunConfig, progress: Progress) -> float:
     """Of the step that comes next: linear to the peak, then a cosine to a hundredth of it.
 
     While the number of steps is not known yet the peak holds.

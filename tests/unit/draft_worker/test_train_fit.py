@@ -8,14 +8,14 @@ from safetensors.torch import load_file
 
 from draft_worker.config import DraftConfig
 from draft_worker.shape import DraftShape
-from draft_worker.train import checkpoint, fit, run, trainer
+from draft_worker.train import checkpoint, fit, run
 from draft_worker.train.config import TrainConfig
 from draft_worker.train.held_out import Acceptance, count_steps
 from draft_worker.train.plot import plot, read_log
 from draft_worker.train.sequences import write_sequences
 from draft_worker.train.trainer import LOG_FILE
 from draft_worker.weights import load_model
-from target_worker.train import schedule, state
+from target_worker.train import schedule, sliced_run, state
 from target_worker.train.schedule import Pace, learning_rate
 from target_worker.train.state import Progress, has_state
 from tests.support.train_rig import make_run, make_trainer, paths_of, small_drafter, small_prompts
@@ -75,7 +75,7 @@ def test_a_slice_ends_when_its_time_is_over(folder, monkeypatch):
     paths = paths_of(folder, "late")
     made = make_trainer(paths, max_seconds=1000.0)
     clock = iter(np.arange(0.0, 1e6, 300.0))
-    monkeypatch.setattr(trainer.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(sliced_run.time, "monotonic", lambda: float(next(clock)))
     made.run()
     assert 0 < made.progress.step < 8
     assert has_state(paths.state)

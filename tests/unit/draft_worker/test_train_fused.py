@@ -76,7 +76,7 @@ def test_a_target_in_pieces_computes_the_same(family, tmp_path, monkeypatch):
 def test_a_draft_layer_in_pieces_computes_the_same(version, tmp_path):
     make_run(tmp_path)
     trainer = make_trainer(paths_of(tmp_path, "x"), small_drafter(version=version))
-    for seed, tensor in enumerate(trainer._params.values()):
+    for seed, tensor in enumerate(trainer.params.values()):
         # A fresh convolution is the identity, which would hide one that is left out.
         tensor.data += 0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
     model = trainer.model()
