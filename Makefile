@@ -50,11 +50,13 @@ $(COMPILED): setup.py $(wildcard memsvc/core/*.py) | $(STAMP)
 serve: $(COMPILED)
 	@exec $(BIN)/python -m launch $(ARGS)
 
+# Unit tests share the cores. The others start processes of their own and have them to themselves.
 test: $(COMPILED)
-	$(BIN)/python -m pytest $(ARGS)
+	$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m pytest -n logical --maxprocesses 4 tests/unit)
+	$(if $(ARGS),,$(BIN)/python -m pytest tests/proc tests/e2e)
 	$(if $(ARGS),,MEMSVC_INTERPRETED=1 HYPOTHESIS_PROFILE=dev $(BIN)/python -m pytest -q $(INTERPRETED_TESTS))
 
-# pytest ends with 5 if nothing was selected, which is what happens as long as no test is marked gpu.
+# Kernels are compiled, and interpreted nowhere; pytest ends with 5 if nothing was selected.
 test-gpu: $(COMPILED)
 	$(BIN)/python -m pytest -m gpu tests $(ARGS) || test $$? -eq 5
 

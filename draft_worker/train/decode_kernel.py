@@ -1,6 +1,6 @@
 """Decode attention in Triton: each row reads exactly the tokens it has, out of a dense cache of longer rows."""
 
-# pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false, reportArgumentType=false
 
 import torch
 import triton

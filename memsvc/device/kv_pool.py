@@ -48,6 +48,8 @@ class KvPool:
         strides = (stride, 2 * half, half, row, shape.head_dim, 1)
         pages = flat.as_strided(size, strides)
         self._pages = flat.as_strided((self.num_pages, shape.num_layers * 2 * half), (stride, 1))
+        self.pages = pages
+        """All of it, a view [num_pages, num_layers, 2 (K, V), page_size, num_kv_heads, head_dim]."""
         self._k = [pages[:, layer, 0] for layer in range(shape.num_layers)]
         self._v = [pages[:, layer, 1] for layer in range(shape.num_layers)]
         # K and V of a page lie on one lattice, so that one copy takes both. Its rows may overlap: they are only read.
@@ -103,8 +105,11 @@ class KvPool:
     def zero_pages(self, page_ids: Sequence[int]) -> None:
         """Clear pages in all layers: what memsvc lists as coming from another kind."""
         if page_ids:
-            ids = torch.tensor(list(page_ids), dtype=torch.int64, device=self._pages.device)
-            self._pages.index_fill_(0, ids, 0)
+            self.zero_pages_at(torch.tensor(list(page_ids), dtype=torch.int64, device=self._pages.device))
+
+    def zero_pages_at(self, page_ids: torch.Tensor) -> None:
+        """The same with ids int64 [n] that lie on the device, for which nobody has to wait."""
+        self._pages.index_fill_(0, page_ids, 0)
 
 
 def zero_rows(gathered: torch.Tensor, rows: torch.Tensor) -> None:

@@ -1,6 +1,6 @@
 """What the choice of one request's next token depends on besides the logits."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -55,6 +55,16 @@ class RowSampler:
     def has_penalty(self) -> bool:
         """Logits depend on the tokens so far."""
         return self._counts is not None
+
+    @property
+    def counts(self) -> Mapping[int, int]:
+        """How often each token was given out; empty without a penalty."""
+        return self._counts or {}
+
+    @property
+    def seen(self) -> Collection[int]:
+        """Tokens of the prompt; empty without a repetition penalty."""
+        return self._seen
 
     @property
     def withholds(self) -> bool:

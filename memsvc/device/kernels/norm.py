@@ -1,0 +1,130 @@
+"""RMS norm of rows, alone or with the residual sum before it. One launch, one read and one write of each operand."""
+
+# pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from memsvc.device.kernels.launch import cut, launch, padded, wait_for_inputs
+
+MAX_WIDTH = 16384
+"""Widest row: one program holds it in registers."""
+
+TILES = {256: (8, 4), 512: (4, 4), 1024: (2, 4), 2048: (1, 4), 4096: (1, 8), 8192: (1, 8), 16384: (1, 16)}
+"""Padded width -> (rows a program, warps)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tap:
+    """Where the summed rows are copied to as features."""
+
+    features: torch.Tensor
+    """[num_rows, width], the columns of one tapped layer: a view, rows as far apart as they are."""
+    first_row: torch.Tensor
+    """int32 or int64 [1], on the device: row r of the batch goes to row first_row + r."""
+
+
+@triton.jit
+def rounded(x, like):
+    """x in float32, rounded as a store to `like` (a pointer) would round it."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def scaled_norm(x, mean_square, weight, like, eps, CENTRED: tl.constexpr):
+    """x / rms times weight, both float32: rounded to the type of `like` before the weight unless CENTRED."""
+    x *= tl.rsqrt(mean_square + eps)
+    if not CENTRED:
+        x = rounded(x, like)
+    return x * weight
+
+
+@triton.jit
+def _norm(x, residual, weight, out, tap, tap_first, eps, num_rows, x_stride, x_place, residual_stride, residual_place,
+          tap_stride, B: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+          CENTRED: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK)
+    seen = (rows < num_rows)[:, None] & (cols < WIDTH)[None, :]
+    # Asked for first: nothing may be read ahead of a store, and there are some below.
+    scale = tl.load(weight + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
+    wait_for_inputs(OVERLAP)
+    rows = rows.to(tl.int64)
+    at_x = (rows // B * x_place + rows % B * x_stride)[:, None] + cols[None, :]
+    value = tl.load(x + at_x, mask=seen, other=0.0).to(tl.float32)
+    if residual is not None:
+        at = (rows // B * residual_place + rows % B * residual_stride)[:, None] + cols[None, :]
+        value += tl.load(residual + at, mask=seen, other=0.0).to(tl.float32)
+        # The norm is of the sum as it is stored, not of the sum as it was computed.
+        value = rounded(value, residual)
+        tl.store(residual + at, value.to(residual.dtype.element_ty), mask=seen)
+    if tap is not None:
+        at_tap = (tl.load(tap_first).to(tl.int64) + rows)[:, None] * tap_stride + cols[None, :]
+        tl.store(tap + at_tap, value.to(tap.dtype.element_ty), mask=seen)
+    mean_square = tl.sum(value * value, 1) / WIDTH
+    value = scaled_norm(value, mean_square[:, None], scale[None, :], out, eps, CENTRED)
+    tl.store(out + rows[:, None] * WIDTH + cols[None, :], value.to(out.dtype.element_ty), mask=seen)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool = False) -> torch.Tensor:
+    """layers.RMSNorm of x [..., width], contiguous.
+
+    x: [n, width] or [N, B, width], rows contiguous; so the rows whose logits are wanted may be a view of all.
+    zero_centred: layers.ZeroCentredRMSNorm, whose weight (1 is in it already) is float32.
+    """
+    return _launch(x, None, weight, eps, zero_centred, None)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    zero_centred: bool = False,
+    tap: Tap | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norm of residual + x, contiguous; residual, which has become that sum in its own dtype).
+
+    Both of the same shape, as in rms_norm. tap: the sum is copied there too.
+    """
+    if x.shape != residual.shape:
+        raise ValueError(f"x is {list(x.shape)}, the residual {list(residual.shape)}")
+    return _launch(x, residual, weight, eps, zero_centred, tap), residual
+
+
+def tile(width: int) -> tuple[int, int, int]:
+    """(padded width, rows a program, warps) for rows of this width. Raises ValueError if it is too large."""
+    if width > MAX_WIDTH:
+        raise ValueError(f"rows of {width} are wider than {MAX_WIDTH}")
+    block = padded(width)
+    return block, *TILES[max(block, min(TILES))]
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    centred: bool,
+    tap: Tap | None,
+) -> torch.Tensor:
+    width = x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block, rows, warps = tile(width)
+    num_rows = x.numel() // width
+    launch(
+        _norm, (cut(num_rows, rows),), warps, x, residual, weight, out, tap and tap.features, tap and tap.first_row, eps, num_rows, *row_strides(x),
+        *(row_strides(residual) if residual is not None else (0, 0)), tap.features.stride(0) if tap else 0,
+        B=x.shape[1] if x.dim() == 3 else 1, WIDTH=width, ROWS=rows, BLOCK=block, CENTRED=centred,
+    )  # fmt: skip
+    return out
+
+
+def row_strides(x: torch.Tensor) -> tuple[int, int]:
+    """(from row to row, from place to place) of x [n, width], one row a place, or [N, B, width]."""
+    assert x.dim() in (2, 3), f"rows are [n, width] or [N, B, width], not {list(x.shape)}"
+    assert x.stride(-1) == 1, f"strides {x.stride()}: rows are not contiguous"
+    return x.stride(-2), x.stride(0)

@@ -1,0 +1,179 @@
+"""Attention over pages on a GPU, all variants of the tile table and FlashInfer: `python -m tests.bench.attention`.
+
+Times are graph replays of all layers of a geometry, medians in microseconds, over more keys and values than the L2
+cache holds, beside the time in which those bytes could be read. --json prints the figures as well; they are where
+TILES of memsvc/device/kernels/attention_tiles.py and RULES of memsvc/device/attention_backends.py come from.
+
+Variants are tried in two rounds: block, warps and stages first, then, for the best of them, the number of programs
+and the early merge, which need no compiling.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+BLOCKS, WARPS, STAGES, PROGRAMS = (32, 64, 128), (4, 8), (2, 3, 4), (1, 2, 3, 4, 6)
+_KEPT = 2
+"""Variants of the first round that go on to the second."""
+_SHARED_BYTES = 227 << 10
+PREFILLS = {"one chunk": (1, 2048, 2048), "late chunk": (1, 2048, 16384), "short prompts": (8, 256, 256)}
+"""name -> requests, tokens a request of this call, tokens with those before it."""
+
+
+def variants(num_rows: int, dim: int) -> list[Any]:
+    """Tiles that fit into shared memory, the table's first."""
+    from memsvc.device.kernels.attention_tiles import Tile, choose_tile, padded_rows
+
+    default = choose_tile(num_rows, dim, torch.bfloat16)
+    rows = padded_rows(num_rows)[0]
+    found = [default]
+    for block, warps, stages in itertools.product(BLOCKS, WARPS, STAGES):
+        shared = 2 * dim * (rows + 2 * block * stages)
+        if shared <= _SHARED_BYTES and not (dim * block > 64 * 128 and warps == 4 and rows > 32):
+            found.append(Tile(block, warps, stages, default.programs))
+    return list(dict.fromkeys(found))
+
+
+def try_variants(loads: list[Any], rows: list[dict[str, Any]], name: str) -> None:
+    """Both rounds over the loads of one geometry; a row for each variant and load."""
+    from tests.bench.attention_cases import triton_us
+
+    def attempt(tile: Any) -> float:
+        """Mean ratio to the floor, over all loads."""
+        ratios = []
+        for load in loads:
+            try:
+                us = triton_us(load, tile)
+            except Exception as error:
+                # A variant may want more than the device has: that is a finding, not the end of the others.
+                print(f"{tile}: {type(error).__name__}: {error}", file=sys.stderr)
+                return float("inf")
+            rows.append(row_of(name, load, "triton", us) | {"tile": asdict(tile)})
+            ratios.append(us / load.floor_us)
+        return sum(ratios) / len(ratios)
+
+    geometry = loads[0].geometry
+    tiles = variants(geometry.num_rows * geometry.num_heads // geometry.num_kv_heads, geometry.dim)
+    best = sorted(tiles, key=attempt)[:_KEPT]
+    for tile, programs, early in itertools.product(best, PROGRAMS, (False, True)):
+        other = replace(tile, programs=programs, early_merge=early)
+        if other not in tiles:
+            attempt(other)
+
+
+def row_of(name: str, load: Any, backend: str, us: float) -> dict[str, Any]:
+    """One figure."""
+    return {
+        "geometry": name,
+        "concurrency": load.num_reqs,
+        "context": load.context_len,
+        "backend": backend,
+        "layers": load.geometry.num_layers,
+        "us": round(us, 1),
+        "floor_us": round(load.floor_us, 1),
+    }
+
+
+def blocks(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of block attention, geometry by geometry."""
+    from tests.bench.attention_cases import GEOMETRIES, flashinfer_us, make_load, triton_us
+
+    rows: list[dict[str, Any]] = []
+    for name in args.geometry:
+        cases = list(itertools.product(args.concurrency, args.context))
+        if args.tiles:
+            # The extremes decide: few requests are bound by latency, many by bandwidth.
+            chosen = [case for case in cases if case[0] in (min(args.concurrency), 8, max(args.concurrency))]
+            try_variants([make_load(GEOMETRIES[name], *case) for case in chosen], rows, name)
+        for case in cases:
+            load = make_load(GEOMETRIES[name], *case)
+            rows.append(row_of(name, load, "triton-table", triton_us(load, None)))
+            for kernel in ("fa2", "fa3"):
+                try:
+                    us = flashinfer_us(load, kernel)
+                except Exception as error:
+                    # fa3 is not built for every shape.
+                    print(f"{kernel} {name}: {type(error).__name__}: {error}", file=sys.stderr)
+                    continue
+                if us is not None:
+                    rows.append(row_of(name, load, f"flashinfer-{kernel}", us))
+    return rows
+
+
+def prefills(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of prompt chunks. Their floor is of bytes; a long chunk is bound by arithmetic."""
+    from tests.bench.attention_cases import GEOMETRIES, flashinfer_us, make_load, triton_prefill_us
+
+    rows = []
+    for name, (chunk, (num_reqs, num_rows, end)) in itertools.product(args.geometry, PREFILLS.items()):
+        geometry = replace(GEOMETRIES[name], num_rows=num_rows, causal=True)
+        load = make_load(geometry, num_reqs, end)
+        label = f"{name} {chunk}"
+        rows.append(row_of(label, load, "triton-prefill", triton_prefill_us(load, None)))
+        for kernel in ("fa2", "fa3"):
+            try:
+                us = flashinfer_us(load, kernel)
+            except Exception as error:
+                print(f"{kernel} {label}: {type(error).__name__}: {error}", file=sys.stderr)
+                continue
+            if us is not None:
+                rows.append(row_of(label, load, f"flashinfer-{kernel}", us))
+    return rows
+
+
+def winners(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The quickest row of each geometry, concurrency and context, with the others' best beside it."""
+    found = []
+    shapes = dict.fromkeys((row["geometry"], row["concurrency"], row["context"]) for row in rows)
+    for shape in shapes:
+        mine = [row for row in rows if (row["geometry"], row["concurrency"], row["context"]) == shape]
+        best = min(mine, key=lambda row: row["us"])
+        by_backend = {
+            backend: min(row["us"] for row in mine if row["backend"] == backend)
+            for backend in dict.fromkeys(row["backend"] for row in mine)
+        }
+        found.append(best | {"ratio": round(best["us"] / best["floor_us"], 2), "by_backend": by_backend})
+    return found
+
+
+def print_table(found: list[dict[str, Any]]) -> None:
+    """A line a shape."""
+    print(f"{'geometry':24} {'c':>3} {'ctx':>6} {'floor':>8} {'best':>8} {'ratio':>6}  backends, us; winner")
+    for row in found:
+        others = " ".join(f"{name}={us:.0f}" for name, us in row["by_backend"].items())
+        tile = row.get("tile")
+        which = f"{row['backend']} {tuple(tile.values())}" if tile else row["backend"]
+        print(f"{row['geometry']:24} {row['concurrency']:>3} {row['context']:>6} {row['floor_us']:>8.1f} "
+              f"{row['us']:>8.1f} {row['ratio']:>6.2f}  {others}; {which}")  # fmt: skip
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.attention", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--geometry", nargs="+", default=["draft-9", "draft-8", "verify-27b"])
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--context", nargs="+", type=int, default=[1300, 4096])
+    parser.add_argument("--no-tiles", dest="tiles", action="store_false", help="the table's tiles only")
+    parser.add_argument("--prefill", action="store_true", help="prompt chunks too")
+    parser.add_argument("--json", action="store_true", help="print every figure, as one line of JSON, before the table")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("tests.bench.attention measures a GPU, and there is no CUDA device here: nothing was measured",
+              file=sys.stderr)  # fmt: skip
+        return 1
+    rows = blocks(args) + (prefills(args) if args.prefill else [])
+    found = winners(rows)
+    if args.json:
+        print(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows, "winners": found}))
+    print_table(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
