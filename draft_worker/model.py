@@ -1,11 +1,12 @@
 """The DFlash and DFlash2 network over n x B block rows, and the context K and V it makes of features."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
 from draft_worker.attention import Attend
+from draft_worker.borrowed import LateRows
 from draft_worker.conv import LocalConv, finish
 from draft_worker.selector import CandidateSelector
 from draft_worker.shape import DraftShape
@@ -73,6 +74,13 @@ class DraftModel:
     draft_to_target: torch.Tensor | None
     """int64 [draft V]: token id of each head row; None if it is the row's number."""
     selector: CandidateSelector | None
+    late: list[LateRows] = field(default_factory=list)
+    """Copies of rows that the target fills while this model loads; empty if it was read from files."""
+
+    def fill_late(self) -> None:
+        """Take over what the target has filled: it says so by DraftHello. Tensors stay where they are."""
+        for rows in self.late:
+            rows.fill()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from draft_worker.borrowed import Borrowed, borrow
+from draft_worker.borrowed import Borrowed, borrow, view_shared
 from draft_worker.config import DraftConfig, resolve_dtype
 from draft_worker.conv import LocalConv
 from draft_worker.mask_token import mask_token_id, side_file_embedding
@@ -13,12 +13,21 @@ from draft_worker.selector import CandidateSelector
 from draft_worker.shape import DraftShape
 from draft_worker.tensors import DraftTensors, open_source, read_vocab_map
 from memsvc.device.layers import GatedMlp, Linear, RMSNorm, Rotary, activation
+from memsvc.device.shared_weights import SharedWeights
 
 
-def load_model(config: DraftConfig, shape: DraftShape) -> DraftModel:
-    """The model that config names, on its device. Raises ValueError naming the tensor, key or file that is wrong."""
+def load_model(config: DraftConfig, shape: DraftShape, shared: SharedWeights | None = None) -> DraftModel:
+    """The model that config names, on its device. Raises ValueError naming the tensor, key or file that is wrong.
+
+    shared: where the target puts embedding and head. The model may run before it has, and gives sense after
+    DraftModel.fill_late.
+    """
     dtype = getattr(torch, resolve_dtype(config.dtype, shape))
-    borrowed = borrow(Path(config.target_path), shape, config.load_format, dtype, config.device)
+    target = Path(config.target_path)
+    if shared is None:
+        borrowed = borrow(target, shape, config.load_format, dtype, config.device)
+    else:
+        borrowed = view_shared(target, shape, shared)
     with open_source(Path(config.draft_path), config.load_format, config.device) as source:
         tensors = DraftTensors(source, dtype, has_files=config.load_format == "auto")
         model = _build(config, shape, tensors, borrowed)
@@ -42,10 +51,11 @@ def _build(config: DraftConfig, shape: DraftShape, tensors: DraftTensors, borrow
         context_k_norm=RMSNorm(torch.stack([layer.k_norm for layer in layers])[:, None], eps),
         norm=RMSNorm(tensors.get("norm.weight", width), eps),
         embedding=embedding,
-        mask_row=_mask_row(tensors, shape, embedding, config),
+        mask_row=_mask_row(tensors, shape, borrowed if own is None else Borrowed(own, own), config),
         head=_head(tensors, shape, borrowed, vocab_map),
         draft_to_target=vocab_map,
         selector=_selector(tensors, shape) if shape.has_selector else None,
+        late=borrowed.late,
     )
 
 
@@ -153,15 +163,17 @@ def _head(tensors: DraftTensors, shape: DraftShape, borrowed: Borrowed, vocab_ma
     own = tensors.find("lm_head.weight", shape.draft_vocab_size, shape.hidden_size)
     if own is not None:
         return own
-    return borrowed.head if vocab_map is None else borrowed.head[vocab_map]
+    return borrowed.head if vocab_map is None else borrowed.rows(borrowed.head, vocab_map)
 
 
-def _mask_row(tensors: DraftTensors, shape: DraftShape, embedding: torch.Tensor, config: DraftConfig) -> torch.Tensor:
+def _mask_row(tensors: DraftTensors, shape: DraftShape, borrowed: Borrowed, config: DraftConfig) -> torch.Tensor:
     """A vector in the checkpoint, else one in the side file, else the embedding of the mask token."""
+    embedding = borrowed.embedding
     folder = Path(config.draft_path)
     own = tensors.find("mask_embedding", shape.hidden_size)
     if own is None:
         own = side_file_embedding(folder, shape.hidden_size, tensors.dtype)
     if own is None:
-        return embedding[mask_token_id(shape, folder, Path(config.target_path))].clone()
+        token_id = mask_token_id(shape, folder, Path(config.target_path))
+        return borrowed.rows(embedding, torch.tensor([token_id]))[0]
     return own.to(embedding.device)

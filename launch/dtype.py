@@ -18,11 +18,13 @@ MULTIPLIES_BF16 = ("amx_bf16", "avx512_bf16", "bf16")
 def with_dtype(config: LaunchConfig, model_path: Path, features: Collection[str] | None = None) -> LaunchConfig:
     """config with a dtype in auto's stead: the faster one on this CPU, unless it would round the checkpoint's weights.
 
-    One line of the log says which and why. features: of the CPU, None asks the system. Raises ValueError if the
+    On a CUDA device it is bfloat16: graphs and kernels are made for it. One line of the log says which and why. features: of the CPU, None asks the system. Raises ValueError if the
     checkpoint's dtype is not one of those that are served.
     """
-    if config.dtype != AUTO or config.device != "cpu":
+    if config.dtype != AUTO:
         return config
+    if config.is_cuda:
+        return _chosen(config, "bfloat16", "the dtype that is computed in on a CUDA device")
     stored = TargetShape.from_folder(model_path).resolve_dtype(AUTO)
     if stored == "float32":
         return _chosen(config, stored, "as the checkpoint has it; bfloat16 would round its weights")

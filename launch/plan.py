@@ -23,6 +23,32 @@ class KindPlan:
     """Only the last so many tokens are kept; 0 = all."""
 
 
+@dataclass(frozen=True, slots=True)
+class DevicePart:
+    """Something that is taken of a CUDA device beside the arena."""
+
+    name: str
+    """Process and purpose."""
+    num_bytes: int
+    """Weights are counted, all else is estimated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePlan:
+    """A CUDA device and what is to be taken of it."""
+
+    name: str
+    """Number, model and UUID."""
+    total_bytes: int
+    """Size of the device."""
+    free_bytes: int
+    """What nobody had before the start."""
+    planned_bytes: int
+    """Arena and parts: what the server takes at its peak."""
+    parts: tuple[DevicePart, ...]
+    """All but the arena."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
     """Bytes of the arena and what they hold."""
@@ -38,12 +64,16 @@ class MemoryPlan:
     frame_bytes: int
     """Size of a frame."""
     num_frames: int
-    """Frames of the arena, dummy and exchange included."""
+    """Frames of the arena, dummy, exchange and shared weights included."""
     exchange_bytes: int
-    """Rows of features between target and draft."""
+    """What lies between target and draft: rows of features, and on a CUDA device the state of the slots."""
     kinds: tuple[KindPlan, ...]
     """Kinds of pages."""
     pool_tokens: int
     """Tokens whose KV of every kind fits together, beside what one request holds whatever its length."""
     lines: tuple[str, ...]
     """The same for people, a fact a line."""
+    shared_bytes: int = 0
+    """Embedding and head in the arena, where target and drafter both read them."""
+    device: DevicePlan | None = None
+    """None for an arena in CPU memory."""

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import zmq
 
-from memsvc.arena import Arena, check_room
-from memsvc.config import MemConfig, parse_config
+from memsvc import cuda_arena
+from memsvc.arena import Arena, ArenaMemory, check_room
+from memsvc.config import CPU, MemConfig, parse_config
 from memsvc.core.manager import MemoryManager
+from memsvc.cuda_arena import CudaArena
+from memsvc.cuda_driver import CudaError
 from memsvc.heart import BEAT_S, Heart
 from memsvc.inspect import COMMANDS, inspect
 from memsvc.process import StopFlag, announce, die_with_parent, install_sigterm, refuse, setup_logging
@@ -52,6 +55,9 @@ def main(argv: list[str]) -> int:
         # Without the traceback: the texts of the errors behind it may quote tokens.
         logger.critical("bug in the memory manager: %s", bug)
         return 1
+    except CudaError as error:
+        logger.critical("the device's memory is lost: %s", error)
+        return 1
     logger.info("stopped")
     return 0
 
@@ -59,12 +65,12 @@ def main(argv: list[str]) -> int:
 def _run(config: MemConfig, run_dir: Path, stop: StopFlag) -> None:
     make_run_dir(run_dir)
     # Before the manager, which would build tables for that many pages first.
-    check_room(config.pool.arena_bytes)
-    pool = replace(config.pool, fd_endpoint=str(arena_path(run_dir)))
+    arena_bytes = _checked_bytes(config.device, config.pool.arena_bytes)
+    pool = replace(config.pool, arena_bytes=arena_bytes, fd_endpoint=str(arena_path(run_dir)))
     # A client of a service that died here earlier may still send its old epoch.
     manager = MemoryManager(pool, first_epoch=time.time_ns() // 1_000_000)
     with ExitStack() as stack:
-        arena = Arena(manager.layout.arena_bytes)
+        arena = make_arena(config.device, manager.layout.arena_bytes)
         stack.callback(arena.close)
         beating = _Beating(manager)
         served: Manager = beating if config.supervised else manager
@@ -76,6 +82,19 @@ def _run(config: MemConfig, run_dir: Path, stop: StopFlag) -> None:
                 beating.heart = stack.enter_context(Heart(run_dir, ROLE))
 
         serve(served, arena, run_dir, stop, on_ready)
+
+
+def _checked_bytes(device: str, num_bytes: int) -> int:
+    """The bytes that the arena will have. Raises ValueError with the numbers if they are not there."""
+    if device != CPU:
+        return cuda_arena.check_room(device, num_bytes)
+    check_room(num_bytes)
+    return num_bytes
+
+
+def make_arena(device: str, num_bytes: int) -> ArenaMemory:
+    """Memory of that size on a device named as MemConfig has it."""
+    return Arena(num_bytes) if device == CPU else CudaArena(device, num_bytes)
 
 
 class _Beating:

@@ -10,8 +10,9 @@ import os
 import socket
 import struct
 from pathlib import Path
+from typing import Protocol
 
-from memsvc.arena_client import SIZE_FORMAT
+from memsvc.arena_client import ANSWER, CPU_MEMORY
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,23 @@ _CGROUP_FILES = (
 """Where a container's limit stands: control groups of version 2 and of version 1."""
 
 
+class ArenaMemory(Protocol):
+    """What the arena socket hands out: memory of the CPU (Arena) or of a device (CudaArena)."""
+
+    num_bytes: int
+    fd: int
+    device_uuid: bytes
+    """CPU_MEMORY, or the 16 bytes of a CUDA device."""
+
+    def check(self) -> None:
+        """Raises if the memory can no longer be handed out."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory; it lives on in processes that have mapped it."""
+        ...
+
+
 class Arena:
     """num_bytes of shared memory, committed at once, that nobody can resize."""
 
@@ -29,6 +47,7 @@ class Arena:
         """Raises ValueError with the numbers if the machine has less memory available than that."""
         check_room(num_bytes)
         self.num_bytes = num_bytes
+        self.device_uuid = CPU_MEMORY
         self.fd = os.memfd_create("memsvc-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             # Committed now: running out later would kill a process in the middle of a forward.
@@ -37,6 +56,9 @@ class Arena:
         except OSError as error:
             os.close(self.fd)
             raise ValueError(f"the arena needs {num_bytes} bytes, the system says: {error.strerror}") from error
+
+    def check(self) -> None:
+        """Nothing happens to memory that is committed."""
 
     def close(self) -> None:
         """Let go of the memory; it lives on in processes that have mapped it."""
@@ -83,7 +105,7 @@ class ArenaSocket:
     It reads nothing from a peer, so nothing a peer sends can do harm.
     """
 
-    def __init__(self, path: Path, arena: Arena) -> None:
+    def __init__(self, path: Path, arena: ArenaMemory) -> None:
         self._arena = arena
         self._path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -98,7 +120,10 @@ class ArenaSocket:
         return self._listener.fileno()
 
     def accept_one(self) -> None:
-        """Serve one waiting peer. Never blocks; a peer that is gone or belongs to another user gets nothing."""
+        """Serve one waiting peer. Never blocks; a peer that is gone or belongs to another user gets nothing.
+
+        Raises what check raises, if the memory itself is lost.
+        """
         try:
             peer, _ = self._listener.accept()
         except OSError as error:
@@ -111,8 +136,10 @@ class ArenaSocket:
             if uid != os.geteuid():
                 logger.warning("arena refused pid=%d uid=%d", pid, uid)
                 return
+            arena = self._arena
+            arena.check()
             try:
-                socket.send_fds(peer, [struct.pack(SIZE_FORMAT, self._arena.num_bytes)], [self._arena.fd])
+                socket.send_fds(peer, [ANSWER.pack(arena.num_bytes, arena.device_uuid)], [arena.fd])
             except OSError as error:
                 logger.warning("arena send failed pid=%d error=%s", pid, error)
 

@@ -19,6 +19,8 @@ _CLI_PAGE_SIZE = 16
 COMMANDS = ("serve", "stats", "check", "snapshot")
 """First words of the command line; left out, it is serve."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+CPU = "cpu"
+"""The device of an arena in CPU memory."""
 
 USAGE = """\
 python -m memsvc [serve] --run-dir DIR --arena-bytes BYTES --kind NAME:BYTES:TOKENS [option ...]
@@ -48,6 +50,8 @@ class MemConfig:
     """Started by a supervisor that binds all-launch in run_dir: end with it, announce Ready or Fatal to it."""
     log_level: str = "INFO"
     """Level of the process log."""
+    device: str = CPU
+    """Where the arena lies: cpu, cuda, cuda:N or GPU-UUID."""
 
     def __post_init__(self) -> None:
         if self.log_level not in LOG_LEVELS:
@@ -61,7 +65,7 @@ def parse_config(argv: Sequence[str]) -> MemConfig:
     given = vars(make_parser().parse_args(argv))
     file = given.pop("config", None)
     base = read_config(file) if file else None
-    own = {name: given.pop(name) for name in ("run_dir", "log_level", "supervised") if name in given}
+    own = {name: given.pop(name) for name in ("run_dir", "log_level", "supervised", "device") if name in given}
     for name in ("engine_quota_frames", "salt_quota_frames"):
         if name in given:
             given[name] = dict(given[name])
@@ -103,6 +107,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="JSON of memsvc.config.MemConfig")
     parser.add_argument("--run-dir", metavar="DIR", help="directory of the sockets, mode 0700; made if missing")
+    parser.add_argument(
+        "--device", metavar="DEVICE", help="where the arena lies: cpu, cuda, cuda:N or GPU-UUID (default cpu)"
+    )
     parser.add_argument("--supervised", action="store_true", help="end with the parent, announce to it on all-launch")
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="default INFO")
     _add_pool_flags(parser)
@@ -130,6 +137,7 @@ def _add_pool_flags(parser: argparse.ArgumentParser) -> None:
         "state marks those of a recurrent state",
     )
     add("--exchange-bytes", "run of frames that belongs to no kind", type=parse_bytes, metavar="BYTES")
+    add("--shared-bytes", "another one, for weights that two clients read", type=parse_bytes, metavar="BYTES")
     add("--eviction-policy", "which conversation's tail goes first", choices=EVICTION_POLICIES)
     add("--ttl-s", "policy ttl: cached text unused for so long is evicted", type=float, metavar="S")
     add(

@@ -165,6 +165,10 @@ class Serving(Protocol):
         """What an operator reads at start."""
         ...
 
+    def num_device_bytes(self) -> int:
+        """What it holds of a CUDA device beside the arena and its context; 0 without a device."""
+        ...
+
     def meet(self, stop: StopFlag) -> None:
         """Wait for the peer without which this process is of no use yet; at once if there is none, or stop is set.
 
@@ -219,7 +223,8 @@ class Program(Generic[ConfigT]):
                     return refuse(self.role, run_dir, error)
                 serving.meet(stop)
                 if not stop.is_set:
-                    announce(run_dir, Ready(self.role, os.getpid(), serving.lines()))
+                    ready = Ready(self.role, os.getpid(), serving.lines(), serving.num_device_bytes())
+                    announce(run_dir, ready)
                     # Connected after Ready has gone out, so that no sign of life overtakes it.
                     serving.run(stop, stack.enter_context(Heart(run_dir, self.role)).beat)
         except MemoryServiceError as error:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import zmq
 
-from memsvc.arena import Arena, ArenaSocket
+from memsvc.arena import ArenaMemory, ArenaSocket
 from memsvc.inbox import RouterInbox
 from memsvc.leases import ClientWatch
 from memsvc.outline import MAX_CHARS, outline, trace
@@ -56,11 +56,11 @@ class Manager(Protocol):
         ...
 
 
-def serve(manager: Manager, arena: Arena, run_dir: Path, stop: StopFlag, on_ready: Callable[[], None]) -> None:
+def serve(manager: Manager, arena: ArenaMemory, run_dir: Path, stop: StopFlag, on_ready: Callable[[], None]) -> None:
     """Serve until stop is set. on_ready is called once everything is bound.
 
     Raises ValueError if another service holds run_dir, zmq.ZMQError or OSError if it can't be bound,
-    and ManagerBug.
+    ManagerBug, and what the arena's check raises.
     """
     with ExitStack() as stack:
         _lock_run_dir(run_dir, stack)

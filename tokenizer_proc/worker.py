@@ -53,6 +53,10 @@ class TokenizerWorker:
         """What an operator reads at start."""
         return self._encoder.lines()
 
+    def num_device_bytes(self) -> int:
+        """See Serving."""
+        return 0
+
     def meet(self, stop: StopFlag) -> None:
         """Nobody: what it sends waits for whom it is for."""
 

@@ -29,7 +29,7 @@ class Engine:
         self.client = client
         registered = client.register("made-up", "target", ["target_kv"], model_fingerprint="none")
         self.stride = registered.layout.kinds[0].stride_bytes
-        fd, num_bytes = fetch_arena(registered.fd_endpoint)
+        fd, num_bytes, _device = fetch_arena(registered.fd_endpoint)
         self.arena = mmap.mmap(fd, num_bytes)
         os.close(fd)
         self.last_num = 0

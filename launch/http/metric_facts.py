@@ -121,7 +121,8 @@ def memory_facts(stats: Stats, config: FrontConfig) -> Iterator[Fact]:
 
 def _arena_facts(stats: Stats) -> Iterator[Fact]:
     cut = sum(kind.num_frames for kind in stats.kinds)
-    frames = {"dummy": stats.frames_dummy, "exchange": stats.frames_exchange, "empty": stats.frames_empty, "cut": cut}
+    frames = {"dummy": stats.frames_dummy, "exchange": stats.frames_exchange, "shared": stats.frames_shared,
+              "empty": stats.frames_empty, "cut": cut}  # fmt: skip
     yield Fact("memsvc_frames", "Frames of the arena", [({"state": k}, float(v)) for k, v in frames.items()])
     yield _gauge("memsvc_frame_bytes", "Bytes of a frame", stats.frame_bytes)
     yield _gauge("memsvc_arena_bytes", "Bytes of the arena", stats.num_frames * stats.frame_bytes)
@@ -142,7 +143,8 @@ def _arena_facts(stats: Stats) -> Iterator[Fact]:
 def _cache_facts(stats: Stats, config: FrontConfig) -> Iterator[Fact]:
     """The pool as other engines describe it: one kind of page, in tokens."""
     pool_tokens = config.plan.pool_tokens if config.plan else 0
-    usable = (stats.num_frames - stats.frames_dummy - stats.frames_exchange) * stats.frame_bytes
+    fixed = stats.frames_dummy + stats.frames_exchange + stats.frames_shared
+    usable = (stats.num_frames - fixed) * stats.frame_bytes
     held = sum(kind.page_bytes * sum(_pages(kind, s) for s in _STATES if s not in ("free", "tree"))
                for kind in stats.kinds)  # fmt: skip
     usage = held / usable if usable else 0.0

@@ -19,6 +19,8 @@ class PoolConfig:
     """The first token kind is the target's: the tree's paths. Further token kinds are the draft's."""
     exchange_bytes: int = 0
     """A run of frames after the dummy frame that belongs to no kind."""
+    shared_bytes: int = 0
+    """Another one, right after the exchange: weights that one client fills and another reads."""
     eviction_policy: str = "lru"
     """Which conversation's tail goes first: lru, lfu, slru (what was hit twice goes last), priority, or
     ttl (lru, and what was unused for ttl_s goes even without need)."""
@@ -61,6 +63,7 @@ class PoolConfig:
             raise ValueError(f"need 0 <= low_watermark <= high_watermark <= 1, got {marks}")
         for name in (
             "exchange_bytes",
+            "shared_bytes",
             "lease_ms",
             "pin_budget_frames",
             "retract_ms",

@@ -7,7 +7,7 @@ from memsvc.core.buckets import Buckets
 from memsvc.core.page_states import FREE, PRIVATE, STATE_NAMES, TREE
 
 RESERVED: Final = 255
-"""frame_kind of frames that no kind may have: dummy and exchange."""
+"""frame_kind of frames that no kind may have: dummy, exchange and shared weights."""
 
 
 class FramePool:

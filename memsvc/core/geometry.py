@@ -86,6 +86,16 @@ def exchange_frames(config: PoolConfig, frame_bytes: int) -> int:
     return -(-config.exchange_bytes // frame_bytes)
 
 
+def shared_frames(config: PoolConfig, frame_bytes: int) -> int:
+    """Frames the shared weights take, right after the exchange."""
+    return -(-config.shared_bytes // frame_bytes)
+
+
+def fixed_frames(config: PoolConfig, frame_bytes: int) -> int:
+    """Frames at the start of the arena that no kind can have: dummy, exchange and shared weights."""
+    return 1 + exchange_frames(config, frame_bytes) + shared_frames(config, frame_bytes)
+
+
 def make_layout(config: PoolConfig, geometry: Geometry) -> Layout:
     """The arena as workers map it. Raises ValueError, naming the smallest arena that works, if it is too small."""
     frame_bytes = geometry.frame_bytes
@@ -110,6 +120,8 @@ def make_layout(config: PoolConfig, geometry: Geometry) -> Layout:
         kinds=[_kind_layout(config.kinds[i], geometry, i, num_frames) for i in range(len(config.kinds))],
         exchange_offset=frame_bytes,
         exchange_bytes=config.exchange_bytes,
+        shared_offset=frame_bytes * (1 + exchange_frames(config, frame_bytes)),
+        shared_bytes=config.shared_bytes,
     )
 
 
@@ -129,20 +141,21 @@ def _kind_layout(kind: KindSpec, geometry: Geometry, index: int, num_frames: int
 
 
 def smallest_arena(config: PoolConfig, geometry: Geometry) -> int:
-    """Bytes for the dummy frame, the exchange, the pin budget and one request of a single prompt page."""
+    """Bytes for the fixed frames, the pin budget and one request of a single prompt page."""
     tokens = config.page_size + config.slack_tokens
     pages = [kind.pages_per_req or -(-tokens // config.page_size) for kind in config.kinds]
-    frames = 1 + exchange_frames(config, geometry.frame_bytes) + config.pin_budget_frames + geometry.frames_for(pages)
+    frames = fixed_frames(config, geometry.frame_bytes) + config.pin_budget_frames + geometry.frames_for(pages)
     return frames * geometry.frame_bytes
 
 
 def plan_lines(config: PoolConfig, geometry: Geometry, layout: Layout) -> list[str]:
     """The table an operator reads at start: sizes, cuts, waste, and how many requests fit."""
     exchange = exchange_frames(config, layout.frame_bytes)
-    usable = layout.num_frames - 1 - exchange - config.pin_budget_frames
+    usable = layout.num_frames - fixed_frames(config, layout.frame_bytes) - config.pin_budget_frames
+    shared = f"{shared_frames(config, layout.frame_bytes)} shared weights, " if config.shared_bytes else ""
     lines = [
         f"arena {layout.arena_bytes} bytes = {layout.num_frames} frames of {layout.frame_bytes} bytes: "
-        f"1 dummy, {exchange} exchange, {config.pin_budget_frames} for pins, {usable} for requests and cache"
+        f"1 dummy, {exchange} exchange, {shared}{config.pin_budget_frames} for pins, {usable} for requests and cache"
     ]
     for kind, waste in zip(layout.kinds, geometry.waste, strict=True):
         extent = f"{kind.tokens_per_page} tokens" if kind.tokens_per_page else f"{kind.pages_per_req} a request"

@@ -9,7 +9,7 @@ from memsvc.core.check import Checker
 from memsvc.core.config import PoolConfig
 from memsvc.core.errors import RequestError
 from memsvc.core.frames import FramePool
-from memsvc.core.geometry import exchange_frames, make_layout, plan_lines, solve
+from memsvc.core.geometry import exchange_frames, fixed_frames, make_layout, plan_lines, shared_frames, solve
 from memsvc.core.kinds import kind_table
 from memsvc.core.ledger import Ledger
 from memsvc.core.lifecycle import Lifecycle
@@ -61,7 +61,7 @@ class MemoryManager:
         self._geometry = solve(config.kinds)
         self.layout = make_layout(config, self._geometry)
         kinds = kind_table(config, self.layout)
-        first_frame = 1 + exchange_frames(config, self.layout.frame_bytes)
+        first_frame = fixed_frames(config, self.layout.frame_bytes)
         pool = FramePool(kinds.pages_per_frame, self.layout.num_frames, first_frame)
         self._store = PageStore(kinds, pool, config.eviction_policy)
         self._running = Running()
@@ -218,7 +218,7 @@ class MemoryManager:
             num_frames=pool.num_frames,
             frame_bytes=self.layout.frame_bytes,
             frames_dummy=1,
-            frames_exchange=pool.first_frame - 1,
+            frames_exchange=exchange_frames(self._config, self.layout.frame_bytes),
             frames_empty=len(pool.empty),
             kinds=kind_stats(self._store),
             num_reqs=len(self._running),
@@ -240,4 +240,5 @@ class MemoryManager:
             num_freeze_skipped=steps.checkpoints.num_skipped,
             num_thinned=steps.checkpoints.num_thinned,
             state_short_tokens=opening.state_short_tokens,
+            frames_shared=shared_frames(self._config, self.layout.frame_bytes),
         )

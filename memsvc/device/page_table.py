@@ -21,6 +21,7 @@ class PageTables:
         self._table = np.zeros((max_reqs + 1, max_pages), dtype=np.int32)
         self._rows: dict[ReqId, int] = {}
         self._free = list(range(max_reqs, 0, -1))
+        self._changed: set[int] = set()
 
     @property
     def table(self) -> torch.Tensor:
@@ -40,6 +41,7 @@ class PageTables:
         """Take rid's row back and clear it."""
         row = self._rows.pop(rid)
         self._table[row] = 0
+        self._changed.add(row)
         self._free.append(row)
 
     def row(self, rid: ReqId) -> int:
@@ -62,7 +64,9 @@ class PageTables:
             raise ValueError(f"page index outside [0, {self.max_pages}): {min(idxs)} or {max(idxs)}")
         if min(pages) < 0:
             raise ValueError(f"page id {min(pages)} is negative")
-        self._table[[self._rows[rid] for rid in rids], idxs] = pages
+        rows = [self._rows[rid] for rid in rids]
+        self._table[rows, idxs] = pages
+        self._changed.update(rows)
 
     def set_row(self, rid: ReqId, pages: list[PageId]) -> None:
         """The first len(pages) pages of rid, at its opening."""
@@ -70,7 +74,15 @@ class PageTables:
             raise ValueError(f"rid {rid} has {len(pages)} pages, a row holds {self.max_pages}")
         if pages and min(pages) < 0:
             raise ValueError(f"page id {min(pages)} is negative")
-        self._table[self._rows[rid], : len(pages)] = pages
+        row = self._rows[rid]
+        self._table[row, : len(pages)] = pages
+        self._changed.add(row)
+
+    def take_changed(self) -> list[int]:
+        """Rows that are not what they were at the last call, ascending."""
+        rows = sorted(self._changed)
+        self._changed.clear()
+        return rows
 
     def slots(self, row: int, start: int, n: int) -> torch.Tensor:
         """Slots of tokens [start, start + n) of a row: int64 [n] on device."""

@@ -117,6 +117,8 @@ class Stats(Msg, frozen=True):
     """Checkpoints given up because others on their path are as good."""
     state_short_tokens: int = 0
     """Tokens whose target pages were cached, but after the last checkpoint: computed again."""
+    frames_shared: int = 0
+    """Frames of weights that two clients read."""
 
 
 class Check(Msg, frozen=True):

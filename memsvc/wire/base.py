@@ -6,7 +6,7 @@ from typing import NewType
 
 import msgspec
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Raised with every change to a message; Register and DraftHello refuse a peer with another one."""
 
 ReqId = NewType("ReqId", int)

@@ -4,11 +4,16 @@ from memsvc.wire.base import Msg
 
 
 class Ready(Msg, frozen=True):
-    """The process serves now; a draft says it once a target has found it. lines: what an operator should read at start, one fact a line."""
+    """The process serves now; a draft says it once a target has found it.
+
+    lines: what an operator should read at start, one fact a line. device_bytes: what it holds of a CUDA device beside
+    the arena and its context.
+    """
 
     role: str
     pid: int
     lines: list[str] = []
+    device_bytes: int = 0
 
 
 class Fatal(Msg, frozen=True):

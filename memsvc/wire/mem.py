@@ -43,6 +43,9 @@ class Layout(Msg, frozen=True):
     kinds: list[KindLayout]
     exchange_offset: int
     exchange_bytes: int
+    shared_offset: int = 0
+    shared_bytes: int = 0
+    """Weights that one client fills at its start and others read after it has said so; 0 = none."""
 
 
 class Register(Msg, frozen=True):

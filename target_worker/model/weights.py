@@ -7,6 +7,7 @@ import torch
 from memsvc.device.checkpoint import CheckpointReader, TensorSource, load_source
 from memsvc.device.layers import Linear
 from memsvc.device.rope import Rotary
+from memsvc.device.shared_weights import SharedWeights
 from target_worker.model.config import TargetShape
 from target_worker.model.decoder import Decoder, DecoderLayer
 from target_worker.model.delta_layer import DeltaLayer
@@ -19,31 +20,44 @@ _OTHER_PARTS = ("mtp.", "model.visual.")
 
 
 def load_target(
-    path: str | Path, dtype: str = "auto", device: str = "cpu", load_format: str = "auto"
+    path: str | Path,
+    dtype: str = "auto",
+    device: str = "cpu",
+    load_format: str = "auto",
+    shared: SharedWeights | None = None,
 ) -> tuple[Decoder, TargetShape]:
     """The target of a Hugging Face folder, weights in dtype on device; load_format as load_source has it.
 
-    Raises ValueError if the config is not supported, or a tensor is missing, shaped otherwise or left over.
+    shared: where embedding and head are put, for the draft to read; None keeps them like all others. Raises ValueError if the config is not supported, or a tensor is missing, shaped otherwise or left over.
     """
     shape = TargetShape.from_folder(path)
     torch_dtype = getattr(torch, shape.resolve_dtype(dtype))
     source = load_source(Path(path), load_format, device)
     if isinstance(source, CheckpointReader):
         with source:
-            return build(shape, source, torch_dtype, device), shape
-    return build(shape, source, torch_dtype, device), shape
+            return build(shape, source, torch_dtype, device, shared), shape
+    return build(shape, source, torch_dtype, device, shared), shape
 
 
-def build(shape: TargetShape, source: TensorSource, dtype: torch.dtype, device: str) -> Decoder:
+def build(
+    shape: TargetShape, source: TensorSource, dtype: torch.dtype, device: str, shared: SharedWeights | None = None
+) -> Decoder:
     """The decoder of that shape with weights from source."""
+    if shared is not None and shared.is_tied != shape.tie_word_embeddings:
+        raise ValueError(f"tie_word_embeddings is {shape.tie_word_embeddings}, the layout was made for the opposite")
     root = _root(shape, source)
     embedding = source.get(f"{root}embed_tokens.weight", (shape.vocab_size, shape.hidden_size), dtype)
+    if shared is not None:
+        # Placed one after the other, so that no two copies of both are held at once.
+        embedding = shared.fill(shared.embedding, embedding)
     layers = [
         _layer(Named(source, f"{root}layers.{i}.", shape, dtype), kind == LINEAR)
         for i, kind in enumerate(shape.layer_types)
     ]
     norm = Named(source, root, shape, dtype).norm("norm", shape.hidden_size)
     head = embedding if shape.tie_word_embeddings else source.get("lm_head.weight", tuple(embedding.shape), dtype)
+    if shared is not None and not shape.tie_word_embeddings:
+        head = shared.fill(shared.head, head)
     _refuse_leftovers(source.unused(), shape)
     return Decoder(shape, embedding, layers, norm, Linear(head).pack(), Rotary(shape.rope, device))
 

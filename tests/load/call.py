@@ -12,6 +12,7 @@ import msgspec
 from tests.load.answers import Answer, Choice, SseLines, Usage
 from tests.load.http1 import Address, Exchange, HttpError, open_exchange, request_bytes
 from tests.load.options import LoadOptions
+from tests.load.prompts import Prompt
 
 _answer = msgspec.json.Decoder(Answer)
 
@@ -29,7 +30,7 @@ class Call:
     """A request and what became of it. Times are seconds on perf_counter's clock; 0.0 = did not happen."""
 
     index: int
-    prompt: str
+    prompt: Prompt
     stream: bool
     hang_up_point: float | None
     """Fraction of a usual request's time after which this client hangs up; None stays to the end."""
@@ -93,7 +94,7 @@ class _Failure(Exception):
         self.detail = detail
 
 
-def plan_call(options: LoadOptions, index: int, prompt: str) -> Call:
+def plan_call(options: LoadOptions, index: int, prompt: Prompt) -> Call:
     """The call for request index: whether and when it hangs up is a function of the seed alone."""
     rng = random.Random(f"hang up {options.seed} {index}")
     hangs_up = rng.random() < options.disconnect

@@ -21,7 +21,9 @@ class Comparison:
 def _completed(path: Path) -> dict[tuple[int, str], tuple[str, str]]:
     """(index, prompt) -> (text, finish_reason) of the requests that were completed."""
     records = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
-    return {(r["index"], r["prompt"]): (r["text"], r["finish_reason"]) for r in records if r["outcome"] == "completed"}
+    return {
+        (r["index"], str(r["prompt"])): (r["text"], r["finish_reason"]) for r in records if r["outcome"] == "completed"
+    }
 
 
 def _first_difference(a: str, b: str) -> int:

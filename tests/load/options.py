@@ -23,9 +23,11 @@ class LoadOptions:
     prompts: Path | None = None
     """Prompt file; None makes prompts up."""
     prompt_tokens: int = 128
-    """Length of a made-up prompt in words, each of them about one token."""
+    """Length of a made-up prompt in words, each of them about one token, or in token ids."""
+    token_ids: int = 0
+    """Made-up prompts are token ids below this instead of words. 0 = words."""
     shared_prefix: int = 0
-    """Words at the beginning of every prompt that are the same in all of them."""
+    """Words (or token ids) at the beginning of every prompt that are the same in all of them."""
     max_tokens: int = 64
     """Longest answer."""
     temperature: float = 0.0
@@ -57,6 +59,10 @@ class LoadOptions:
             raise ValueError(f"--disconnect must lie in [0, 1], got {self.disconnect}")
         if self.shared_prefix < 0:
             raise ValueError(f"--shared-prefix must not be negative, got {self.shared_prefix}")
+        if self.token_ids < 0:
+            raise ValueError(f"--token-ids must not be negative, got {self.token_ids}")
+        if self.token_ids and (self.chat or self.prompts is not None):
+            raise ValueError("--token-ids makes prompts up, for --completions: a chat or a prompt file has words")
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"--url must start with http:// or https://, got {self.url!r}")
 
@@ -86,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     route.add_argument("--completions", dest="chat", action="store_false", help="use /v1/completions")
     add("--prompts", type=Path, metavar="FILE", help="one prompt a line, or JSONL with prompt, question or turns")
     add("--prompt-tokens", type=int, metavar="N", help="words of a made-up prompt (%(default)s)")
+    add("--token-ids", type=int, metavar="N", help="made-up prompts are random token ids below N, with --completions")
     add("--shared-prefix", type=int, metavar="N", help="all prompts begin with the same N words (%(default)s)")
     add("--max-tokens", type=int, metavar="N", help="longest answer (%(default)s)")
     add("--temperature", type=float, help="0 is greedy (%(default)s)")

@@ -18,8 +18,18 @@ _TEXT = (
 WORDS = tuple(_TEXT.split())
 
 
+Prompt = str | list[int]
+"""A text, or token ids."""
+
+
 def _made_up(rng: random.Random, num_words: int) -> str:
     return " ".join(rng.choices(WORDS, k=num_words))
+
+
+def _make_ids(options: LoadOptions) -> list[Prompt]:
+    rng = random.Random(f"ids {options.seed}")
+    prefix = random.Random(f"prefix {options.seed}").choices(range(options.token_ids), k=options.shared_prefix)
+    return [prefix + rng.choices(range(options.token_ids), k=options.prompt_tokens) for _ in range(options.requests)]
 
 
 def _prompt_of(record: Any, where: str) -> str:
@@ -57,8 +67,10 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def make_prompts(options: LoadOptions) -> list[str]:
+def make_prompts(options: LoadOptions) -> list[Prompt]:
     """One prompt for each request. The same options give the same prompts; a short file is used again from its top."""
+    if options.token_ids:
+        return _make_ids(options)
     if options.prompts is not None:
         given = read_prompts(options.prompts)
         prompts = [given[i % len(given)] for i in range(options.requests)]
@@ -69,4 +81,4 @@ def make_prompts(options: LoadOptions) -> list[str]:
         # Its own stream of random numbers, so that the prefix does not change with the number of requests.
         prefix = _made_up(random.Random(f"prefix {options.seed}"), options.shared_prefix)
         prompts = [f"{prefix} {prompt}" for prompt in prompts]
-    return prompts
+    return [*prompts]

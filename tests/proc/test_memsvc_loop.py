@@ -76,7 +76,7 @@ def test_a_step_gets_its_grants(run_dir: Path):
 def test_the_arena_comes_with_the_registration(run_dir: Path):
     with MemoryClient(run_dir) as client:
         registered = join(client)
-        fd, num_bytes = fetch_arena(registered.fd_endpoint)
+        fd, num_bytes, _device = fetch_arena(registered.fd_endpoint)
         assert (num_bytes, os.fstat(fd).st_size) == (registered.layout.arena_bytes,) * 2
         os.close(fd)
 
@@ -206,7 +206,7 @@ def test_garbage_on_the_arena_socket_ends_nothing(run_dir: Path):
             # The service may have answered and hung up before all was written.
             with suppress(BrokenPipeError):
                 peer.sendall(data)
-    fd, _ = fetch_arena(str(run_dir / "arena.sock"))
+    fd, *_ = fetch_arena(str(run_dir / "arena.sock"))
     os.close(fd)
 
 

@@ -85,7 +85,7 @@ class ServiceMachine(RuleBasedStateMachine):
     def join(self) -> None:
         self.client = MortalClient(self.run_dir)
         registered = self.client.join(self.engine, "target")
-        fd, num_bytes = fetch_arena(registered.fd_endpoint)
+        fd, num_bytes, _device = fetch_arena(registered.fd_endpoint)
         self.arena = ArenaModel(registered.layout, mmap.mmap(fd, num_bytes))
         os.close(fd)
         self.reqs: dict[ReqId, ModelReq] = {}
@@ -362,14 +362,14 @@ class ServiceMachine(RuleBasedStateMachine):
             self.admin.unpin(name)
         self.admin.flush()
         stats = self.admin.get_stats()
-        empty = stats.frames_empty + stats.frames_dummy + stats.frames_exchange
+        empty = stats.frames_empty + stats.frames_dummy + stats.frames_exchange + stats.frames_shared
         assert empty == stats.num_frames, f"{stats.num_frames - empty} frames are not empty: {stats}"
         self.admin.close()
 
 
 def check_sums(stats: Stats) -> None:
     """Every frame and every page is in exactly one state."""
-    frames = stats.frames_dummy + stats.frames_exchange + stats.frames_empty
+    frames = stats.frames_dummy + stats.frames_exchange + stats.frames_shared + stats.frames_empty
     assert frames + sum(kind.num_frames for kind in stats.kinds) == stats.num_frames
     for kind in stats.kinds:
         states = (kind.num_free, kind.num_private, kind.num_tree, kind.num_pinned, kind.num_limbo, kind.num_quarantine)

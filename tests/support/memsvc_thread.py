@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from memsvc.arena import Arena
+from memsvc.__main__ import make_arena
 from memsvc.process import StopFlag
 from memsvc.server import Manager, serve
 
@@ -26,10 +26,10 @@ class ServerThread:
 
 
 @contextmanager
-def serving(manager: Manager, run_dir: Path, arena_bytes: int = 1 << 20) -> Iterator[ServerThread]:
+def serving(manager: Manager, run_dir: Path, arena_bytes: int = 1 << 20, device: str = "cpu") -> Iterator[ServerThread]:
     """Serve from run_dir until the block ends."""
     stop, ready = StopFlag(), threading.Event()
-    arena = Arena(arena_bytes)
+    arena = make_arena(device, arena_bytes)
 
     def run() -> None:
         try:

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.load.call import Call, Outcome
 from tests.load.options import LoadOptions
+from tests.load.prompts import make_prompts
 from tests.load.report import make_report, verdict
 from tests.load.run import RunResult, run_load
 from tests.support.fake_openai import FakeOpenAI
@@ -143,3 +145,14 @@ def test_a_server_without_a_check_leaves_leaked_bytes_unknown():
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(ConnectionError, match="no connection to 127"):
         asyncio.run(run_load(LoadOptions(url="http://127.0.0.1:9")))
+
+
+def test_token_ids_are_made_up_by_seed_below_the_given_number():
+    options = LoadOptions(url="http://x", chat=False, token_ids=50, prompt_tokens=7, requests=3, shared_prefix=2)
+    prompts = make_prompts(options)
+    assert prompts == make_prompts(options) != make_prompts(replace(options, seed=1))
+    assert all(isinstance(prompt, list) and len(prompt) == 9 and prompt[:2] == prompts[0][:2] for prompt in prompts)
+    assert len({tuple(prompt) for prompt in prompts}) == 3
+    assert all(0 <= token_id < 50 for prompt in prompts for token_id in prompt)
+    with pytest.raises(ValueError, match="--token-ids makes prompts up, for --completions"):
+        LoadOptions(url="http://x", token_ids=50)

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsvc.core.config import PoolConfig
-from memsvc.core.geometry import ALIGN, MAX_PAGE_ID, Geometry, exchange_frames, make_layout, plan_lines, solve
+from memsvc.core.geometry import (
+    ALIGN,
+    MAX_PAGE_ID,
+    Geometry,
+    exchange_frames,
+    fixed_frames,
+    make_layout,
+    plan_lines,
+    smallest_arena,
+    solve,
+)
 from memsvc.wire.mem import KindSpec
 from tests.support import hypothesis_profiles
 from tests.support.mem_builders import DRAFT, FRAME_BYTES, RING, STATE, TARGET, make_config, windowed
@@ -73,6 +83,26 @@ def test_layout_of_the_design_kinds_with_exchange() -> None:
         assert (kind.num_pages - 1) * kind.stride_bytes + kind.page_bytes <= layout.arena_bytes
 
 
+def test_shared_weights_lie_right_after_the_exchange() -> None:
+    geometry = solve(HYBRID_27B)
+    frame_bytes = geometry.frame_bytes
+    exchange_bytes, shared_bytes = 3 * frame_bytes - 1, 7 * frame_bytes + 1
+    config = PoolConfig(
+        arena_bytes=2 << 30, page_size=16, kinds=HYBRID_27B, exchange_bytes=exchange_bytes, shared_bytes=shared_bytes
+    )
+    layout = make_layout(config, geometry)
+    assert (layout.exchange_offset, layout.shared_offset) == (frame_bytes, 4 * frame_bytes)
+    assert layout.shared_bytes == shared_bytes
+    assert fixed_frames(config, frame_bytes) == 1 + 3 + 8
+    without = PoolConfig(arena_bytes=2 << 30, page_size=16, kinds=HYBRID_27B, exchange_bytes=exchange_bytes)
+    assert smallest_arena(config, geometry) - smallest_arena(without, geometry) == 8 * frame_bytes
+    lines, plain = (plan_lines(each, geometry, make_layout(each, geometry)) for each in (config, without))
+    assert "1 dummy, 3 exchange, 8 shared weights, 0 for pins," in lines[0]
+    assert "1 dummy, 3 exchange, 0 for pins," in plain[0]
+    usable, more = (int(each[0].split(" for pins, ")[1].split(" ")[0]) for each in (lines, plain))
+    assert more - usable == 8
+
+
 def test_small_arena_is_refused_with_the_size_that_works() -> None:
     with pytest.raises(ValueError, match="smallest that works is") as refusal:
         make_layout(make_config(3, [TARGET, DRAFT, STATE, RING]), solve([TARGET, DRAFT, STATE, RING]))
@@ -122,6 +152,7 @@ def test_a_window_lets_more_long_requests_fit() -> None:
         ({"eviction_policy": "fifo"}, "eviction_policy is 'fifo'"),
         ({"high_watermark": 1.5}, "high_watermark"),
         ({"lease_ms": -1}, "lease_ms is -1"),
+        ({"shared_bytes": -1}, "shared_bytes is -1"),
         ({"kinds": [KindSpec("s", 256, 0, 1)]}, "no token kind"),
         ({"kinds": [KindSpec("t", 256, 4)]}, "tokens_per_page is 4, must be 0 or 2"),
         ({"kinds": [KindSpec("t", 256, 2, 1)]}, "only per-request kinds"),

@@ -106,11 +106,11 @@ def test_a_pin_of_nothing_is_refused(pin: Pin, text: str) -> None:
 
 
 def test_stats_sum_to_the_arena() -> None:
-    manager, engine, _ = cached_text(exchange_bytes=2000)
+    manager, engine, _ = cached_text(exchange_bytes=2000, shared_bytes=1)
     engine.open(2, [*TEXT, 9], max_new=0)
     engine.reserve(2, 5)
     stats = stats_of(manager)
-    frames = stats.frames_dummy + stats.frames_exchange + stats.frames_empty
+    frames = stats.frames_dummy + stats.frames_exchange + stats.frames_shared + stats.frames_empty
     assert frames + sum(kind.num_frames for kind in stats.kinds) == stats.num_frames == 16
     for kind in stats.kinds:
         states = (kind.num_free, kind.num_private, kind.num_tree, kind.num_pinned, kind.num_limbo, kind.num_quarantine)

@@ -157,12 +157,13 @@ def test_too_large_says_what_is_needed_and_goes_on_to_the_next() -> None:
     assert reply.open_no_room is None
 
 
-def test_pin_budget_and_exchange_are_no_room_for_requests() -> None:
-    engine = Engine(make_manager(12, pin_budget_frames=2, exchange_bytes=1600))
-    assert engine.manager.layout.exchange_offset == 1536
+def test_pin_budget_exchange_and_shared_weights_are_no_room_for_requests() -> None:
+    engine = Engine(make_manager(13, pin_budget_frames=2, exchange_bytes=1600, shared_bytes=1536))
+    layout = engine.manager.layout
+    assert (layout.exchange_offset, layout.shared_offset) == (1536, 3 * 1536)
     large = engine.open(1, TEXT, max_new=12).opened[0]
     assert isinstance(large, TooLarge)
-    assert large.frames_usable == 12 - 1 - 2 - 2
+    assert large.frames_usable == 13 - 1 - 2 - 1 - 2
 
 
 def test_a_request_as_large_as_the_pool_opens_and_finishes_in_a_pool_full_of_cache() -> None:

@@ -17,10 +17,12 @@ NEEDED = ["--run-dir", "d", "--arena-bytes", "1M", "--kind", "target_kv:1K:16"]
 def test_flags_make_the_config():
     flags = [*NEEDED, "--kind", "draft_kv:320:16:2048", "--kind", "state:3M:0:0:48", "--exchange-bytes", "64K"]
     flags += ["--eviction-policy", "lfu", "--engine-quota", "a=b=7", "--lease-ms", "5", "--log-level", "DEBUG"]
+    flags += ["--shared-bytes", "1K", "--device", "cuda:1"]
     config = parse_config(flags)
     assert config == MemConfig(
         run_dir="d",
         log_level="DEBUG",
+        device="cuda:1",
         pool=PoolConfig(
             arena_bytes=1 << 20,
             page_size=16,
@@ -30,6 +32,7 @@ def test_flags_make_the_config():
                 KindSpec("state", 3 << 20, 0, pages_per_req=48),
             ],
             exchange_bytes=65536,
+            shared_bytes=1024,
             eviction_policy="lfu",
             engine_quota_frames={"a=b": 7},
             lease_ms=5,

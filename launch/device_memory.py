@@ -1,0 +1,150 @@
+"""What a server takes of a CUDA device beside weights and arena: contexts, workspaces and graph pools, estimated.
+
+torch's allocator does not see the arena and takes what it needs beside it, so all of it has to be left free when the
+arena is made.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.config import LaunchConfig
+from launch.models import Models
+from launch.plan import DevicePart
+from launch.weight_bytes import draft_weight_bytes, target_weight_bytes
+from memsvc.device.buckets import bucket_sizes
+from memsvc.device.fixed_frames import SharedForm
+from target_worker.model.config import DTYPE_BYTES
+
+CONTEXT_BYTES = 550 << 20
+"""A process with torch and its kernels loaded, on an H200 with CUDA 13: an allowance, to be replaced by what
+nvidia-smi shows for a worker less what its allocator holds."""
+LIBRARY_BYTES = 3 * (32 << 20)
+"""Workspaces of cuBLAS, 32 MiB a stream on Hopper (its documentation): of eager work, of capture, of the lane."""
+PREFILL_BYTES = 128 << 20
+"""Workspace of FlashInfer's attention, if prompts are attended by it."""
+SPLITS = 528
+"""Parts that attention cuts contexts in, all heads together: four for each of 132 multiprocessors."""
+ROUNDING = 1.2
+"""torch's allocator takes blocks of 2 and 20 MiB and cannot use every rest."""
+_WIDE_COPIES = 4
+"""Tensors as wide as the model that a layer holds at once: residual, normed, the layer's output, a copy."""
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardSizes:
+    """Of one network, as far as its forward's memory depends on them."""
+
+    hidden_size: int
+    """Width of the residual stream."""
+    intermediate_size: int
+    """Width of the MLP."""
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key and value heads."""
+    head_dim: int
+    """Of each."""
+    vocab_size: int
+    """Columns of the logits."""
+    linear_width: int = 0
+    """Columns of the widest projection of a recurrent layer."""
+
+    def layer_bytes(self, num_rows: int, item: int) -> int:
+        """The most that a forward over so many rows holds in a layer."""
+        heads = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        widest = max(3 * self.intermediate_size, 2 * heads, 2 * self.linear_width)
+        return num_rows * (_WIDE_COPIES * self.hidden_size + widest) * item
+
+    def logits_bytes(self, num_rows: int, item: int) -> int:
+        """Logits of so many rows, and once more in float32."""
+        return num_rows * self.vocab_size * (item + _FLOAT32)
+
+    def scratch_bytes(self, num_places: int, block_size: int) -> int:
+        """Partial results of attention, which kernels add up."""
+        chunks = SPLITS // self.num_kv_heads + num_places
+        return chunks * self.num_heads * block_size * (self.head_dim + 2) * _FLOAT32
+
+
+def device_parts(config: LaunchConfig, models: Models) -> list[DevicePart]:
+    """All that is taken beside the arena, a line each; the shared weights lie in the arena and are not among it."""
+    item = DTYPE_BYTES[models.target.resolve_dtype(config.dtype)]
+    target = _target_sizes(models)
+    weights = target_weight_bytes(models.target, config.dtype) - shared_bytes(config, models)
+    places = bucket_sizes(config.cuda_graph_max_bs, config.max_running_requests)[-1]
+    rows = places * models.block_size
+    parts = [
+        DevicePart("target weights", weights),
+        DevicePart("target context", CONTEXT_BYTES),
+        DevicePart("target workspaces", LIBRARY_BYTES + _eager_bytes(config, models, target, item)),
+        DevicePart("target graphs", _rounded(_graph_bytes(target, places, rows, item))),
+    ]
+    if models.draft is None:
+        return parts
+    draft = _draft_sizes(models)
+    folder = Path(config.draft_model_path) if config.load_format == "auto" else None
+    features = config.prefill_tokens * models.draft.num_layers * 4 * draft.num_kv_heads * draft.head_dim * item
+    return [
+        *parts,
+        DevicePart("draft weights", draft_weight_bytes(models.draft, config.dtype, folder)),
+        DevicePart("draft context", CONTEXT_BYTES),
+        DevicePart("draft workspaces", LIBRARY_BYTES + _rounded(features)),
+        DevicePart("draft graphs", _rounded(_graph_bytes(draft, places, rows, item))),
+    ]
+
+
+def shared_bytes(config: LaunchConfig, models: Models) -> int:
+    """Embedding and head in the arena, if there is a drafter to read them too."""
+    if not config.is_cuda or models.draft is None:
+        return 0
+    target = models.target
+    return SharedForm(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        item_bytes=DTYPE_BYTES[target.resolve_dtype(config.dtype)],
+        is_tied=target.tie_word_embeddings,
+    ).num_bytes
+
+
+def _eager_bytes(config: LaunchConfig, models: Models, sizes: ForwardSizes, item: int) -> int:
+    """Prefill: all rows through the layers, logits of the last row of each request."""
+    table = 4 * (config.max_running_requests + 1) * -(-models.context_len // config.page_size)
+    logits = sizes.logits_bytes(config.max_running_requests, item)
+    workspace = PREFILL_BYTES if config.attention_backend in ("auto", "flashinfer") else 0
+    return _rounded(sizes.layer_bytes(config.prefill_tokens, item) + logits + table) + workspace
+
+
+def _graph_bytes(sizes: ForwardSizes, places: int, num_rows: int, item: int) -> int:
+    """The pool that all buckets share is as large as the largest needs it."""
+    scratch = sizes.scratch_bytes(places, num_rows // max(1, places))
+    return sizes.layer_bytes(num_rows, item) + sizes.logits_bytes(num_rows, item) + scratch
+
+
+def _rounded(num_bytes: int) -> int:
+    return int(ROUNDING * num_bytes)
+
+
+def _target_sizes(models: Models) -> ForwardSizes:
+    shape, linear = models.target, models.target.linear
+    return ForwardSizes(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        linear_width=linear.conv_dim + linear.value_size + 2 * linear.gate_width if linear else 0,
+    )
+
+
+def _draft_sizes(models: Models) -> ForwardSizes:
+    shape = models.draft
+    assert shape is not None, "sizes of a drafter that is not there"
+    return ForwardSizes(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.draft_vocab_size,
+    )

@@ -1,0 +1,159 @@
+"""CUDA graphs of one step for batches of a few sizes, and the same step without graphs.
+
+A step is written once, as a function over static tensors that yields the name of each section it has put on the
+stream. Captured, a bucket is one graph; or a graph for each section, so that events can stand between them.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+logger = logging.getLogger(__name__)
+
+_WARM_UPS = 2
+"""Runs before a capture: kernels are compiled in the first, and libraries have their workspaces after it."""
+
+Turn = Callable[[], Iterator[str]]
+"""Puts one step on the current stream, section by section. Reads and allocates nothing that depends on data."""
+OnSection = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What differs from step to step in a bucket, in one static tensor: members, then a few numbers."""
+
+    inputs: torch.Tensor
+    """int32 [size + numbers]"""
+    size: int
+
+    @classmethod
+    def make(cls, size: int, num_numbers: int, device: torch.device | str) -> "Places":
+        """All places hold slot 0, the dummy, and all numbers are 0."""
+        return cls(torch.zeros(size + num_numbers, dtype=torch.int32, device=device), size)
+
+    @property
+    def members(self) -> torch.Tensor:
+        """int32 [size]: slot of each place, 0 where there is nobody."""
+        return self.inputs[: self.size]
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """int32 [numbers]"""
+        return self.inputs[self.size :]
+
+    def host_inputs(self, members: Sequence[int], numbers: Sequence[int]) -> np.ndarray:
+        """What `inputs` is to hold: int32, members padded with the dummy slot."""
+        values = np.zeros(len(self.inputs), dtype=np.int32)
+        values[: len(members)] = members
+        values[self.size :] = numbers
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A batch size with its static inputs. Without graphs `turn` itself is run."""
+
+    places: Places
+    turn: Turn
+    graphs: dict[str, torch.cuda.CUDAGraph] = field(default_factory=dict)
+    """By section, in order; one entry, named ALL, if the sections are one graph."""
+
+    def run(self, on_section: OnSection | None = None) -> None:
+        """Put the step on the current stream; on_section hears of each section (or of ALL) right after it."""
+        names = self._replay() if self.graphs else self.turn()
+        for name in names:
+            if on_section is not None:
+                on_section(name)
+
+    def _replay(self) -> Iterator[str]:
+        for name, graph in self.graphs.items():
+            graph.replay()
+            yield name
+
+
+ALL = "all"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphPlan:
+    """How a step is captured."""
+
+    sizes: tuple[int, ...]
+    """Buckets, ascending."""
+    sections: tuple[str, ...]
+    """Names that a turn yields, in order."""
+    num_numbers: int = 0
+    """Numbers beside the members."""
+    is_split: bool = False
+    """A graph for each section: one launch more for each on the host, and a gap of a few microseconds between them."""
+    is_captured: bool = True
+    """False runs the same functions eagerly."""
+
+
+class BucketGraphs:
+    """The buckets of one step. Batches larger than the largest run eagerly, at their own size."""
+
+    def __init__(self, plan: GraphPlan, make_turn: Callable[[Places], Turn], device: torch.device | str) -> None:
+        """make_turn allocates what a bucket needs besides its inputs, once."""
+        self._plan = plan
+        self._make_turn = make_turn
+        self._device = torch.device(device)
+        self._buckets: dict[int, Bucket] = {}
+        self.capture_s = 0.0
+        self.num_bytes = 0
+        """Device memory that all graphs together took."""
+
+    def bucket(self, num_members: int) -> Bucket:
+        """The smallest one that holds so many; without one, a bucket of just this size, eager."""
+        size = next((size for size in self._plan.sizes if size >= num_members), num_members)
+        if size not in self._buckets:
+            self._buckets[size] = self._eager(size)
+        return self._buckets[size]
+
+    def _eager(self, size: int) -> Bucket:
+        places = Places.make(size, self._plan.num_numbers, self._device)
+        return Bucket(places, self._make_turn(places))
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture every bucket, the largest first, in one pool of memory. Places must stand for nobody meanwhile.
+
+        Runs each bucket on the dummy slot first. Does nothing if the plan says eager.
+        """
+        if not self._plan.is_captured:
+            return
+        started, free_before = time.perf_counter(), torch.cuda.mem_get_info(self._device)[0]
+        stream, pool = torch.cuda.Stream(self._device), torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize(self._device)
+        for size in reversed(self._plan.sizes):
+            bucket = self._eager(size)
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    bucket.run()
+            stream.synchronize()
+            self._buckets[size] = Bucket(bucket.places, bucket.turn, self._graphs_of(bucket.turn, stream, pool))
+        torch.cuda.synchronize(self._device)
+        self.capture_s = time.perf_counter() - started
+        self.num_bytes = free_before - torch.cuda.mem_get_info(self._device)[0]
+        logger.info(
+            "cuda graphs buckets=%s split=%s capture_s=%.1f bytes=%d",
+            list(self._plan.sizes), self._plan.is_split, self.capture_s, self.num_bytes,
+        )  # fmt: skip
+
+    def _graphs_of(self, turn: Turn, stream: torch.cuda.Stream, pool: Any) -> dict[str, torch.cuda.CUDAGraph]:
+        """Memory between sections stays taken until the last one is captured, and then goes to the next bucket."""
+        names = self._plan.sections if self._plan.is_split else (ALL,)
+        graphs = {name: torch.cuda.CUDAGraph() for name in names}
+        steps = turn()
+        for graph in graphs.values():
+            # thread_local: what other threads do with the device meanwhile is no part of it and no error.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                made = [next(steps)] if self._plan.is_split else list(steps)
+            assert self._plan.is_split or tuple(made) == self._plan.sections, f"sections are {made}"
+        assert next(steps, None) is None, "a section is not captured"
+        return graphs

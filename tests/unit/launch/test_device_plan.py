@@ -1,0 +1,228 @@
+"""The plan of a server on a CUDA device: what is taken beside the arena, and the arena that is left."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.card import Card, read_card
+from launch.config import LaunchConfig
+from launch.device_memory import CONTEXT_BYTES, device_parts
+from launch.device_taken import taken_line
+from launch.dtype import with_dtype
+from launch.flags import parse_flags
+from launch.models import read_models
+from launch.planner import make_plan
+from launch.weight_bytes import draft_weight_bytes, target_weight_bytes
+from memsvc import cuda_driver
+from memsvc.core.manager import MemoryManager
+from memsvc.slot_layout import SlotLayout
+from tests.support.fake_cuda import CUresult, FakeCuda
+from tests.support.model_folders import HYBRID, TARGET, folder, models_of, with_draft
+
+GIB = 1 << 30
+UNIT = 2 << 20
+CARD = Card(name="cuda:0 (Made-up, GPU-1)", free=23 * GIB + 12345, total=24 * GIB, unit=UNIT)
+ON_CUDA = {"device": "cuda", "dtype": "bfloat16"}
+
+
+def test_the_arena_is_what_the_share_leaves(tmp_path: Path):
+    config = with_draft(tmp_path, **ON_CUDA, mem_fraction_static=0.5)
+    models = models_of(tmp_path, config)
+    pool, plan = make_plan(config, models, card=CARD)
+    assert plan.device is not None
+    beside = sum(part.num_bytes for part in plan.device.parts)
+    assert list(plan.device.parts) == device_parts(config, models)
+    assert plan.arena_bytes % UNIT == 0
+    assert 0 <= CARD.free // 2 - (plan.arena_bytes + beside) < UNIT
+    assert plan.device.planned_bytes == plan.arena_bytes + beside
+    assert MemoryManager(pool).layout.num_frames == plan.num_frames
+    wider = make_plan(with_draft(tmp_path, **ON_CUDA, mem_fraction_static=0.9), models, card=CARD)[1]
+    assert wider.arena_bytes - plan.arena_bytes == pytest.approx(0.4 * CARD.free, abs=2 * UNIT)
+
+
+def test_embedding_and_head_are_counted_once_and_lie_in_the_arena(tmp_path: Path):
+    config = with_draft(tmp_path, **ON_CUDA)
+    models = models_of(tmp_path, config)
+    pool, plan = make_plan(config, models, card=CARD)
+    matrix = 49152 * 576 * 2
+    assert pool.shared_bytes == plan.shared_bytes == matrix
+    assert plan.device is not None
+    parts = {part.name: part.num_bytes for part in plan.device.parts}
+    assert parts["target weights"] == target_weight_bytes(models.target, "bfloat16") - matrix
+    assert models.draft is not None
+    assert parts["draft weights"] == draft_weight_bytes(models.draft, "bfloat16", None)
+    layout = MemoryManager(pool).layout
+    frames = -(-layout.exchange_bytes // layout.frame_bytes)
+    assert (layout.shared_offset, layout.shared_bytes) == ((1 + frames) * layout.frame_bytes, matrix)
+
+
+def test_an_untied_head_is_shared_too_and_nothing_without_a_drafter(tmp_path: Path):
+    target = folder(tmp_path / "untied", TARGET, tie_word_embeddings=False)
+    config = with_draft(tmp_path, **ON_CUDA)
+    models_of(tmp_path, config)
+    assert make_plan(config, read_models(config, target), card=CARD)[0].shared_bytes == 2 * 49152 * 576 * 2
+    alone = LaunchConfig(**ON_CUDA)
+    pool, plan = make_plan(alone, read_models(alone, target), card=CARD)
+    assert pool.shared_bytes == plan.shared_bytes == 0
+    assert plan.device is not None
+    assert not [part for part in plan.device.parts if part.name.startswith("draft")]
+
+
+def test_a_context_is_counted_for_each_worker(tmp_path: Path):
+    config = with_draft(tmp_path, **ON_CUDA)
+    parts = {part.name: part.num_bytes for part in device_parts(config, models_of(tmp_path, config))}
+    assert parts["target context"] == parts["draft context"] == CONTEXT_BYTES
+    alone = LaunchConfig(**ON_CUDA)
+    assert sum("context" in part.name for part in device_parts(alone, models_of(tmp_path, alone))) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"max_prefill_tokens": 4096}, "target workspaces"),
+        ({"max_prefill_tokens": 4096}, "draft workspaces"),
+        ({"max_running_requests": 64}, "target graphs"),
+        ({"max_running_requests": 64}, "draft graphs"),
+        ({"num_drafts": 7}, "target graphs"),
+    ],
+)
+def test_estimates_grow_with_what_they_depend_on(tmp_path: Path, settings: dict[str, int], part: str):
+    few = with_draft(tmp_path, **ON_CUDA, **{"max_prefill_tokens": 512, "max_running_requests": 8, "num_drafts": 3})
+    many = with_draft(
+        tmp_path, **ON_CUDA, **{"max_prefill_tokens": 512, "max_running_requests": 8, "num_drafts": 3} | settings
+    )
+    small, large = (
+        {part.name: part.num_bytes for part in device_parts(config, models_of(tmp_path, config))}
+        for config in (few, many)
+    )
+    assert large[part] > small[part]
+
+
+def test_batches_past_the_largest_graph_make_it_no_larger(tmp_path: Path):
+    sizes = []
+    for max_reqs in (16, 64):
+        config = LaunchConfig(**ON_CUDA, max_running_requests=max_reqs, cuda_graph_max_bs=16)
+        parts = {part.name: part.num_bytes for part in device_parts(config, models_of(tmp_path, config))}
+        sizes.append(parts["target graphs"])
+    assert sizes[0] == sizes[1]
+
+
+def test_the_exchange_holds_features_and_slots(tmp_path: Path):
+    config = with_draft(tmp_path, **ON_CUDA, max_running_requests=10, max_prefill_tokens=100)
+    models = models_of(tmp_path, config)
+    slots = SlotLayout(10, 8, 49152).num_bytes
+    # Chunks stand behind the blocks, which are padded to a bucket: 10 requests to 12.
+    rows = 12 * 8 + 100
+    assert make_plan(config, models, card=CARD)[0].exchange_bytes == -(-rows * 3 * 576 * 2 // 256) * 256 + slots
+    on_cpu = with_draft(tmp_path, dtype="bfloat16", max_running_requests=10, max_prefill_tokens=100)
+    assert make_plan(on_cpu, models, available=64 * GIB)[0].exchange_bytes == 100 * 3 * 576 * 2
+
+
+def test_a_step_takes_more_prompt_tokens_on_a_device(tmp_path: Path):
+    on_cuda, on_cpu = with_draft(tmp_path, **ON_CUDA), with_draft(tmp_path, dtype="bfloat16")
+    assert (on_cuda.prefill_tokens, on_cpu.prefill_tokens) == (2048, 512)
+    assert with_draft(tmp_path, **ON_CUDA, max_prefill_tokens=100).prefill_tokens == 100
+    models = models_of(tmp_path, on_cuda)
+    slots = SlotLayout(32, 8, 49152).num_bytes
+    rows = 32 * 8 + 2048
+    assert make_plan(on_cuda, models, card=CARD)[0].exchange_bytes == rows * 3 * 576 * 2 + slots
+
+
+def test_a_hybrid_is_refused_on_a_device(tmp_path: Path):
+    target = folder(tmp_path / "hybrid", HYBRID)
+    read_models(LaunchConfig(dtype="bfloat16"), target)
+    with pytest.raises(
+        ValueError, match=r"48 of its 64 layers are gated delta nets.* --device is cuda:1, --device cpu"
+    ):
+        read_models(LaunchConfig(**ON_CUDA | {"device": "cuda:1"}), target)
+
+
+def test_what_is_taken_is_shown_beside_what_was_planned(tmp_path: Path):
+    config = with_draft(tmp_path, **ON_CUDA, mem_bytes=GIB)
+    plan = make_plan(config, models_of(tmp_path, config), card=CARD)[1]
+    assert plan.device is not None
+    planned = plan.device.planned_bytes
+    line = taken_line(plan, replace(CARD, free=CARD.free - planned // 2), {"target": 300 << 20, "draft": 5})
+    rest = planned // 2 - GIB - (300 << 20) - 5
+    assert line == (
+        f"device memory taken={planned // 2} planned={planned} (0.500 of it): arena={GIB}"
+        f" draft=5 target={300 << 20} contexts={rest}"
+    )
+
+
+def test_mem_bytes_wins_and_is_rounded_up_to_the_devices_unit(tmp_path: Path):
+    config = LaunchConfig(**ON_CUDA, mem_bytes=GIB + 1, mem_fraction_static=0.1)
+    pool, plan = make_plan(config, models_of(tmp_path, config), card=CARD)
+    assert pool.arena_bytes == plan.arena_bytes == GIB + UNIT
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers(tmp_path: Path):
+    config = LaunchConfig(**ON_CUDA, mem_fraction_static=0.02)
+    models = models_of(tmp_path, config)
+    with pytest.raises(
+        ValueError, match=r"static 0.02 leaves 0 bytes .* smallest that works is \d+: \d+ of \d+ bytes of cuda:0"
+    ):
+        make_plan(config, models, card=CARD)
+    with pytest.raises(ValueError, match=rf"--mem-bytes is {24 * GIB}, at most \d+ bytes can be had"):
+        make_plan(LaunchConfig(**ON_CUDA, mem_bytes=24 * GIB), models, card=CARD)
+    with pytest.raises(ValueError, match="--mem-bytes is 1000, the smallest that works is"):
+        make_plan(LaunchConfig(**ON_CUDA, mem_bytes=1000), models, card=CARD)
+
+
+def test_the_plan_names_every_part_and_the_device(tmp_path: Path):
+    config = with_draft(tmp_path, **ON_CUDA)
+    _pool, plan = make_plan(config, models_of(tmp_path, config), card=CARD)
+    assert plan.device is not None
+    for part in plan.device.parts:
+        assert f"{part.name} {part.num_bytes} bytes, beside the arena" in plan.lines
+    assert f"shared weights {plan.shared_bytes} bytes, in the arena" in plan.lines
+    assert any(
+        f"device {CARD.name}: {plan.device.planned_bytes} bytes at the peak, 0.850" in line for line in plan.lines
+    )
+    assert " shared weights, " in plan.lines[0]
+
+
+def test_the_cards_numbers_come_from_driver_and_nvml(monkeypatch: pytest.MonkeyPatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(cuda_driver, "_module", fake.module)
+    card = read_card("cuda:1")
+    device = fake.devices[1]
+    assert (card.free, card.total, card.unit) == (device.free, device.total, UNIT)
+    assert card.name.startswith("cuda:1 (Fake H200, GPU-aaaa")
+    fake.fail["cuMemGetAllocationGranularity"] = CUresult.CUDA_ERROR_UNKNOWN
+    with pytest.raises(ValueError, match=r"cuda:1 .*CUDA_ERROR_UNKNOWN"):
+        read_card("cuda:1")
+
+
+def test_without_a_card_the_device_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr("launch.planner.read_card", lambda device: asked.append(device) or CARD)
+    config = LaunchConfig(**ON_CUDA | {"device": "cuda:3"})
+    make_plan(config, models_of(tmp_path, config))
+    assert asked == ["cuda:3"]
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_on_a_device_bfloat16_is_computed_in(tmp_path: Path, stored: str):
+    model = folder(tmp_path / "model", TARGET, torch_dtype=stored)
+    assert with_dtype(LaunchConfig(device="cuda:1"), model, set()).dtype == "bfloat16"
+    assert with_dtype(LaunchConfig(device="cuda", dtype="float32"), model, set()).dtype == "float32"
+
+
+def test_devices_and_their_flags(capsys: pytest.CaptureFixture[str]):
+    config = parse_flags(
+        ["--device=cuda", "--mem-fraction-static=0.7", "--cuda-graph-max-bs=8", "--disable-cuda-graph"]
+    )
+    assert (config.is_cuda, config.torch_device, config.mem_fraction_static) == (True, "cuda:0", 0.7)
+    assert (config.cuda_graph_max_bs, config.disable_cuda_graph) == (8, True)
+    assert parse_flags(["--device=cuda:2"]).torch_device == "cuda:2"
+    assert (parse_flags([]).torch_device, parse_flags([]).is_cuda) == ("cpu", False)
+    for device in ("cuda:", "gpu", "cuda:-1", "cpu:0"):
+        with pytest.raises(SystemExit):
+            parse_flags([f"--device={device}"])
+        assert f"--device is '{device}', known are cpu, cuda and cuda:N" in capsys.readouterr().err
+    for share in ("0", "1.01", "nan"):
+        with pytest.raises(SystemExit):
+            parse_flags([f"--mem-fraction-static={share}"])
+        assert "--mem-fraction-static" in capsys.readouterr().err
