@@ -44,7 +44,11 @@ class DraftConfig:
     num_threads: int = 0
     """Torch threads. 0 = torch's own choice."""
     spec_trace: int = 0
-    """1 or 2 log a line of host times per step (device times need a CUDA device). 0 = off."""
+    """1 logs a line of host times per step, 2 one of device times where there is a CUDA device. 0 = off."""
+    disable_cuda_graph: bool = False
+    """Run the step's kernels one by one."""
+    cuda_graph_max_bs: int = 64
+    """Largest batch that is captured; larger ones run without a graph."""
     log_level: str = "INFO"
     """Level of the process log."""
 
@@ -55,7 +59,7 @@ class DraftConfig:
             raise ValueError(f"--load-format {self.load_format!r} is neither auto nor dummy")
         if self.dtype != "auto" and self.dtype not in DTYPE_BYTES:
             raise ValueError(f"--dtype {self.dtype!r} is none of auto, {', '.join(DTYPE_BYTES)}")
-        for name in ("max_running_requests", "context_len"):
+        for name in ("max_running_requests", "context_len", "cuda_graph_max_bs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}, the least is 1")
 

@@ -5,8 +5,9 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import zmq
@@ -23,6 +24,7 @@ from memsvc.client import MemoryClient
 from memsvc.device.arena_map import map_arena
 from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.page_table import PageTables
+from memsvc.device.shared_weights import shared_weights
 from memsvc.errors import MemoryServiceError
 from memsvc.heart import BEAT_S
 from memsvc.inbox import RouterInbox
@@ -30,8 +32,11 @@ from memsvc.process import StopFlag
 from memsvc.transport import bind
 from memsvc.wire.base import BadRequest
 from memsvc.wire.links import SPEC
-from memsvc.wire.mem import Registered
-from memsvc.wire.spec import Drafted, DraftHello, DraftReady, Propose
+from memsvc.wire.mem import Layout, Registered
+from memsvc.wire.spec import Drafted, DraftHello, DraftReady, Plan, Planned, Propose
+
+if TYPE_CHECKING:
+    from draft_worker.cuda.worker import PlanWorker
 
 logger = logging.getLogger(__name__)
 
@@ -51,31 +56,47 @@ class DraftProcess:
         self._config = config
         shape = DraftShape.from_folder(config.draft_path)
         self._num_drafts = config.drafts_per_block(shape)
-        self._model = load_model(config, shape)
-        self._load_s = time.monotonic() - started
         with ExitStack() as stack:
             self._client = MemoryClient(run_dir)
             stack.push(self._leave)
             registered = self._register(shape)
             self._renew_every_s = registered.lease_ms / 1000 / _RENEWALS_PER_LEASE
+            # Before the weights: some of the target's may lie in the arena.
+            arena = map_arena(registered.fd_endpoint, registered.layout.arena_bytes, config.device)
+            self._model = self._load(registered.layout, arena, shape)
+            self._load_s = time.monotonic() - started
+            self._worker = self._make_worker(registered.layout, arena, shape)
+            stack.callback(self._worker.close)
             self._renew_at = time.monotonic() + self._renew_every_s
-            self._worker = self._make_worker(registered, shape)
             self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
             stack.callback(self._context.destroy, linger=0)
             self._inbox = RouterInbox(bind(self._context, SPEC, run_dir), SPEC)
             self._opened = stack.pop_all()
         self._target = b""
-        """Who said DraftHello last; nobody else may send a Propose."""
+        """Who said DraftHello last; nobody else may send a Propose or a Plan."""
         self._was_greeted = False
 
-    def _make_worker(self, registered: Registered, shape: DraftShape) -> DraftWorker:
+    def _load(self, layout: Layout, arena: torch.Tensor, shape: DraftShape) -> DraftModel:
+        dtype = getattr(torch, resolve_dtype(self._config.dtype, shape))
+        shared = shared_weights(arena, layout, (shape.vocab_size, shape.hidden_size), dtype)
+        return load_model(replace(self._config, device=str(arena.device)), shape, shared)
+
+    def _make_worker(self, layout: Layout, arena: torch.Tensor, shape: DraftShape) -> "DraftWorker | PlanWorker":
         config = self._config
-        memory = _map_memory(registered, self._model, config.device)
+        memory = _memory(layout, arena, self._model)
+        if arena.device.type == "cuda":
+            torch.cuda.set_device(arena.device)
+            # What the model needed while it was read.
+            torch.cuda.empty_cache()
+            # Imported here: its kernels need triton, which a machine without a GPU may lack.
+            from draft_worker.cuda.worker import PlanWorker
+
+            return PlanWorker(config, self._model, memory, self._client.ack_epoch)
         tables = PageTables(
             max_reqs=config.max_running_requests,
-            max_pages=-(-(config.context_len + shape.block_size) // registered.layout.page_size),
-            page_size=registered.layout.page_size,
-            device=config.device,
+            max_pages=-(-(config.context_len + shape.block_size) // layout.page_size),
+            page_size=layout.page_size,
+            device=str(arena.device),
         )
         requests = Requests(tables, eos_token_ids(Path(config.target_path)))
         return DraftWorker(config, self._model, memory, requests, self._client.ack_epoch)
@@ -95,6 +116,11 @@ class DraftProcess:
             f"dtype={self._model.dtype} device={self._config.device} route={self._config.propose_route}"
             f" threads={torch.get_num_threads()} load_s={self._load_s:.1f}",
         ]
+
+    def num_device_bytes(self) -> int:
+        """See Serving. Once a target has said hello, graphs and buffers are among it."""
+        device = self._model.head.device
+        return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
     def meet(self, stop: StopFlag) -> None:
         """Answer until a target has said hello, whatever the answer to that is.
@@ -124,9 +150,9 @@ class DraftProcess:
                 address, msg = received
                 self._inbox.reply(address, self._answer(address[0], msg))
 
-    def _answer(self, sender: bytes, msg: DraftHello | Propose) -> DraftReady | Drafted | BadRequest:
-        if isinstance(msg, Propose) and sender != self._target:
-            return BadRequest("Propose from a peer that did not say DraftHello last")
+    def _answer(self, sender: bytes, msg: DraftHello | Propose | Plan) -> DraftReady | Drafted | Planned | BadRequest:
+        if not isinstance(msg, DraftHello) and sender != self._target:
+            return BadRequest(f"{type(msg).__name__} from a peer that did not say DraftHello last")
         self._was_greeted |= isinstance(msg, DraftHello)
         reply = self._worker.handle(msg)
         if isinstance(reply, DraftReady):
@@ -147,9 +173,8 @@ class DraftProcess:
             self._client.__exit__(kind, *exc_info)
 
 
-def _map_memory(registered: Registered, model: DraftModel, device: str) -> Memory:
-    layout, shape = registered.layout, model.shape
-    arena = map_arena(registered.fd_endpoint, layout.arena_bytes, device)
+def _memory(layout: Layout, arena: torch.Tensor, model: DraftModel) -> Memory:
+    shape = model.shape
     kind = next(kind for kind in layout.kinds if kind.name == DRAFT_KV)
     kv_shape = KvShape(
         num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, dtype=model.dtype

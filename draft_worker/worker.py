@@ -13,17 +13,16 @@ import torch
 from draft_worker.checks import Limits, ProposeCheck
 from draft_worker.config import DraftConfig
 from draft_worker.features import exchange_rows, write_features
+from draft_worker.greeting import check_hello
 from draft_worker.model import DraftModel
 from draft_worker.propose import Drafts, Proposer
 from draft_worker.requests import Requests
 from memsvc.device.kv_pool import KvPool
-from memsvc.wire.base import WIRE_VERSION, BadRequest, Epoch
+from memsvc.wire.base import BadRequest, Epoch
 from memsvc.wire.mem import Layout
-from memsvc.wire.spec import Drafted, DraftHello, DraftReady, Propose
+from memsvc.wire.spec import Drafted, DraftHello, DraftReady, Plan, Propose
 
 logger = logging.getLogger(__name__)
-
-FEATURE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,12 +59,14 @@ class DraftWorker:
         self._epoch = Epoch(0)
         self._exchange = torch.empty(0)
 
-    def handle(self, msg: DraftHello | Propose) -> DraftReady | Drafted | BadRequest:
+    def handle(self, msg: DraftHello | Propose | Plan) -> DraftReady | Drafted | BadRequest:
         """The reply. A BadRequest says why, and nothing has changed then."""
+        if isinstance(msg, Plan):
+            return BadRequest("Plan is for a CUDA device, this draft runs on the CPU and takes Propose")
         try:
             match msg:
                 case DraftHello():
-                    self._check_hello(msg)
+                    check_hello(msg, self._config, self._model.shape, self._epoch)
                 case Propose():
                     self._check_propose(msg)
         except ValueError as error:
@@ -73,22 +74,11 @@ class DraftWorker:
             return BadRequest(str(error))
         return self._hello(msg) if isinstance(msg, DraftHello) else self._propose(msg)
 
-    def _check_hello(self, msg: DraftHello) -> None:
-        width = self._model.shape.target_hidden_size
-        if msg.wire_version != WIRE_VERSION:
-            raise ValueError(f"wire version {msg.wire_version}, this draft speaks {WIRE_VERSION}")
-        if msg.engine != self._config.engine:
-            raise ValueError(f"engine {msg.engine!r}, this draft serves {self._config.engine!r}")
-        if msg.feature_dim != width:
-            raise ValueError(f"features of {msg.feature_dim} numbers a tap, the drafter takes {width}")
-        if msg.feature_dtype not in FEATURE_DTYPES:
-            raise ValueError(f"feature dtype {msg.feature_dtype!r} is none of {', '.join(FEATURE_DTYPES)}")
-        if msg.epoch < max(1, self._epoch):
-            raise ValueError(f"epoch {msg.epoch}, the target is registered as {self._epoch}")
-
     def _hello(self, msg: DraftHello) -> DraftReady:
         # A target that says hello again has lost the thread and tells everything anew.
         num_dropped = self._requests.drop_all()
+        # A target says hello when it has loaded, so what it shares is there now.
+        self._model.fill_late()
         if msg.epoch > self._epoch:
             self._ack_epoch(msg.epoch)
         self._epoch = msg.epoch
@@ -98,10 +88,13 @@ class DraftWorker:
             layout.exchange_offset,
             layout.exchange_bytes,
             shape.feature_width,
-            FEATURE_DTYPES[msg.feature_dtype],
+            getattr(torch, msg.feature_dtype),
         )
         logger.info("hello epoch=%d dropped=%d feature_rows=%d", msg.epoch, num_dropped, len(self._exchange))
         return DraftReady(os.getpid(), self._instance, 1 + self._max_drafts, list(shape.target_layer_ids))
+
+    def close(self) -> None:
+        """Nothing is left over from one message to the next."""
 
     def _check_propose(self, msg: Propose) -> None:
         if not self._epoch:
