@@ -4,17 +4,20 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from launch.card import read_card
 from launch.config import LaunchConfig
+from launch.device_taken import taken_line
 from launch.drafter import with_drafter
 from launch.dtype import with_dtype
 from launch.flags import parse_flags, shown_command
 from launch.http.listen import bind_tcp, url_of
 from launch.models import read_models
+from launch.mps import MpsDaemon, mps_line
 from launch.planner import make_plan
-from launch.policy import AllUp, Policy
+from launch.policy import MPS_RULES, RULES, AllUp, Policy
 from launch.run_dir import run_directory
 from launch.smollm2 import ensure_smollm2
 from launch.smollm2_fetch import FetchError
@@ -52,15 +55,19 @@ def _prepare(config: LaunchConfig, command: tuple[str, ...], stack: ExitStack) -
     for line in plan.lines:
         logger.info("plan: %s", line)
     _warn(config)
+    run_dir = stack.enter_context(run_directory(config.run_dir))
+    if config.is_cuda:
+        logger.info("%s", mps_line(is_on=config.has_mps))
     return Run(
         config=config,
         model_path=model_path,
         models=models,
         pool=pool,
         plan=plan,
-        run_dir=stack.enter_context(run_directory(config.run_dir)),
+        run_dir=run_dir,
         listener=listener,
         command=command,
+        mps=stack.enter_context(MpsDaemon(run_dir)) if config.has_mps else None,
     )
 
 
@@ -75,13 +82,20 @@ def _warn(config: LaunchConfig) -> None:
 
 async def _supervise(run: Run) -> int:
     def on_up(up: AllUp) -> None:
+        if run.plan.device is not None:
+            held = {role: num for role, num in supervisor.device_bytes.items() if num}
+            # Without an answer of the driver there is nothing to say; that is no reason to stop.
+            with suppress(ValueError):
+                logger.info("%s", taken_line(run.plan, read_card(run.config.device), held))
         if up.is_first:
             print(ready_line(run, up.without), flush=True)
         else:
             logger.info("recovered, all processes serve%s", "".join(f", without {role}" for role in up.without))
 
     patience = Patience(ready_s=READY_LIMIT_S, hang_s=run.config.hang_timeout_s)
-    supervisor = Supervisor(run.run_dir, Policy(run.roles), run.spec, on_up, patience)
+    supervisor = Supervisor(
+        run.run_dir, Policy(run.roles, rules=MPS_RULES if run.mps else RULES), run.spec, on_up, patience
+    )
     return await supervisor.run()
 
 

@@ -40,7 +40,7 @@ class Child:
             # A Ctrl-C in the terminal must reach the supervisor alone, which stops the others in order.
             process_group=0,
             # Set by the children too; here there is no moment in which one could be orphaned.
-            preexec_fn=lambda: _die_with(supervisor),
+            preexec_fn=lambda: die_with(supervisor),
         )
         self.fd = os.pidfd_open(self._process.pid)
 
@@ -69,7 +69,8 @@ def ending(status: int) -> str:
     return f"ended with status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
 
 
-def _die_with(supervisor: int) -> None:
+def die_with(supervisor: int) -> None:
+    """For a preexec_fn: get SIGTERM when the process that started this one, whose pid is supervisor, ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != supervisor:
         os._exit(1)

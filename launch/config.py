@@ -1,17 +1,23 @@
 """What the one command was asked to do, after all flags are read."""
 
+import re
 from dataclasses import dataclass
 
 from draft_worker.config import ROUTES
 from launch.silence import LOOK_S, SILENT_LOOKS
 from memsvc.config import LOG_LEVELS
 from memsvc.core.config import EVICTION_POLICIES
+from target_worker.config import ATTENTION_BACKENDS
 
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
-DEVICES = ("cpu",)
+DEVICE_FORM = re.compile(r"cpu|cuda(:\d+)?")
 NO_SPECULATION = "NONE"
 ALGORITHMS = ("DFLASH", NO_SPECULATION)
+MPS_CHOICES = ("off", "on")
+CPU_PREFILL_TOKENS = 512
+CUDA_PREFILL_TOKENS = 2048
+"""Most prompt tokens of a step, if nobody says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,13 +43,14 @@ class LaunchConfig:
     page_size: int = 16
     """Tokens in a page of KV."""
     mem_bytes: int = 0
-    """The arena: KV of target and draft, and what goes between them. 0 = from the memory that is there."""
+    """The arena: KV of target and draft, and what goes between them. 0 = from the memory that is there.
+    On a CUDA device it wins over mem_fraction_static."""
     max_running_requests: int = 32
     """Requests that hold memory at once."""
     max_queued_requests: int = 1024
     """Requests that wait beside them; past that clients get 429."""
-    max_prefill_tokens: int = 512
-    """Most prompt tokens computed in one step, decode rows included."""
+    max_prefill_tokens: int = 0
+    """Most prompt tokens computed in one step. 0 = CPU_PREFILL_TOKENS or CUDA_PREFILL_TOKENS."""
     context_len: int = 0
     """Longest prompt plus answer, at least one token of each. 0 = the model's own limit."""
     eviction_policy: str = "lru"
@@ -57,7 +64,17 @@ class LaunchConfig:
     load_format: str = "auto"
     """auto reads the weights, dummy makes random ones."""
     device: str = "cpu"
-    """Where the models run."""
+    """Where the models run and the arena lies: cpu, cuda or cuda:N."""
+    mem_fraction_static: float = 0.85
+    """CUDA: share of the free memory that weights, contexts, workspaces, graphs and arena may take together."""
+    cuda_graph_max_bs: int = 64
+    """CUDA: largest batch that is captured; larger ones run without a graph."""
+    disable_cuda_graph: bool = False
+    """CUDA: run the kernels of a step one by one."""
+    attention_backend: str = "auto"
+    """CUDA: what attends prompt chunks, one of ATTENTION_BACKENDS."""
+    mps: str = "off"
+    """CUDA: on runs the workers under an MPS daemon of this server's own."""
     threads: int = 0
     """Torch threads of each worker. 0 = torch's own choice."""
     host: str = "127.0.0.1"
@@ -71,7 +88,7 @@ class LaunchConfig:
     hang_timeout_s: float = 120.0
     """A process that gives no sign of life for so long is killed and started again. 0 = never."""
     spec_trace: int = 0
-    """1 or 2 log a line of host times per step (device times need a CUDA device). 0 = off."""
+    """1 logs a line of host times per step, 2 one of device times where there is a CUDA device. 0 = off."""
     simulate_accept_length: float = 0.0
     """Load tests: force this mean accept length, the target's own token included. 0 = off."""
     log_level: str = "INFO"
@@ -85,10 +102,32 @@ class LaunchConfig:
                 f"--speculative-num-draft-tokens {self.block_size} means {self.block_size - 1} drafts and an anchor,"
                 f" --spec-tokens says {self.num_drafts}"
             )
+        if self.has_mps and not self.is_cuda:
+            raise ValueError(f"--mps is on, which needs a CUDA device; --device is {self.device}")
         if self.speculative_algorithm == NO_SPECULATION and (self.draft_model_path or self.asks_for_speculation):
             raise ValueError("--speculative-algorithm none, but other flags name a drafter or ask for drafts")
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise ValueError("the API key must be printable ASCII")
+
+    @property
+    def is_cuda(self) -> bool:
+        """The models run on a CUDA device."""
+        return self.device != "cpu"
+
+    @property
+    def has_mps(self) -> bool:
+        """The workers run under an MPS daemon."""
+        return self.mps == "on"
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Most prompt tokens computed in one step."""
+        return self.max_prefill_tokens or (CUDA_PREFILL_TOKENS if self.is_cuda else CPU_PREFILL_TOKENS)
+
+    @property
+    def torch_device(self) -> str:
+        """device with its number: every process that this one starts numbers devices alike."""
+        return "cuda:0" if self.device == "cuda" else self.device
 
     @property
     def asks_for_speculation(self) -> bool:
@@ -116,21 +155,26 @@ def _check_choices(config: LaunchConfig) -> None:
         "--radix-eviction-policy": (config.eviction_policy, EVICTION_POLICIES),
         "--dtype": (config.dtype, DTYPES),
         "--load-format": (config.load_format, LOAD_FORMATS),
-        "--device": (config.device, DEVICES),
         "--log-level": (config.log_level, LOG_LEVELS),
+        "--attention-backend": (config.attention_backend, ATTENTION_BACKENDS),
+        "--mps": (config.mps, MPS_CHOICES),
     }
     for flag, (value, allowed) in choices.items():
         if value not in allowed:
             raise ValueError(f"{flag} is {value!r}, known are {', '.join(name for name in allowed if name)}")
+    if not DEVICE_FORM.fullmatch(config.device):
+        raise ValueError(f"--device is {config.device!r}, known are cpu, cuda and cuda:N")
 
 
 def _check_ranges(config: LaunchConfig) -> None:
     ranges = {
         "--page-size": (config.page_size, 1, 1024),
         "--mem-bytes": (config.mem_bytes, 0, 1 << 50),
+        "--mem-fraction-static": (config.mem_fraction_static, 0.01, 1.0),
+        "--cuda-graph-max-bs": (config.cuda_graph_max_bs, 1, 4096),
         "--max-running-requests": (config.max_running_requests, 1, 4096),
         "--max-queued-requests": (config.max_queued_requests, 0, 1 << 20),
-        "--chunked-prefill-size": (config.max_prefill_tokens, 1, 1 << 20),
+        "--chunked-prefill-size": (config.max_prefill_tokens, 0, 1 << 20),
         "--context-length": (config.context_len, 0, 1 << 24),
         "--ttl-s": (config.ttl_s, 0.001, 1e9),
         "--checkpoint-interval": (config.checkpoint_interval, 0, 1 << 24),

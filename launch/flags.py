@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from draft_worker.config import ROUTES
-from launch.config import ALGORITHMS, DEVICES, DTYPES, LOAD_FORMATS, LaunchConfig
+from launch.config import (
+    ALGORITHMS,
+    CPU_PREFILL_TOKENS,
+    CUDA_PREFILL_TOKENS,
+    DTYPES,
+    LOAD_FORMATS,
+    MPS_CHOICES,
+    LaunchConfig,
+)
 from launch.http.config import API_KEY_ENV
 from memsvc.config import LOG_LEVELS, parse_bytes
 from memsvc.core.config import EVICTION_POLICIES
+from target_worker.config import ATTENTION_BACKENDS
 
 _DESCRIPTION = """\
 Serve a model with an OpenAI-compatible API: memory service, target, drafter, tokenizer and HTTP front,
@@ -59,7 +68,8 @@ FLAGS = (
     Flag("--max-queued-requests --max-num-queued-reqs", "max_queued_requests", "requests that may wait beside them",
          {"type": int, "metavar": "N"}),
     Flag("--chunked-prefill-size --max-prefill-tokens --max-num-batched-tokens", "max_prefill_tokens",
-         "most prompt tokens computed in one step", {"type": int, "metavar": "TOKENS"}),
+         "most prompt tokens computed in one step (default"
+         f" {CPU_PREFILL_TOKENS}, on a CUDA device {CUDA_PREFILL_TOKENS})", {"type": int, "metavar": "TOKENS"}),
     Flag("--context-length --max-model-len", "context_len", "longest prompt plus answer",
          {"type": int, "metavar": "TOKENS"}),
     Flag("--radix-eviction-policy", "eviction_policy", "which cached conversation goes first (docs/architecture.md)",
@@ -70,7 +80,19 @@ FLAGS = (
          {"type": int, "metavar": "TOKENS"}),
     Flag("--dtype", "dtype", "of weights and KV", {"choices": DTYPES}),
     Flag("--load-format", "load_format", "dummy makes random weights", {"choices": LOAD_FORMATS}),
-    Flag("--device", "device", "where the models run", {"choices": DEVICES}),
+    Flag("--device", "device", "where the models run: cpu, cuda or cuda:N", {"metavar": "DEVICE"}),
+    Flag("--mem-fraction-static --gpu-memory-utilization", "mem_fraction_static",
+         "CUDA: share of the free memory that weights, contexts, workspaces, graphs and pool may take together",
+         {"type": float, "metavar": "F"}),
+    Flag("--cuda-graph-max-bs", "cuda_graph_max_bs", "CUDA: largest batch that is captured in a graph",
+         {"type": int, "metavar": "N"}),
+    Flag("--disable-cuda-graph --enforce-eager", "disable_cuda_graph", "CUDA: run the kernels of a step one by one",
+         {"action": "store_true"}),
+    Flag("--attention-backend", "attention_backend",
+         "CUDA: what attends prompt chunks; blocks are attended by a kernel that runs in graphs",
+         {"choices": ATTENTION_BACKENDS}),
+    Flag("--mps", "mps", "CUDA: on runs the workers under an MPS daemon of this server's own (docs/architecture.md)",
+         {"choices": MPS_CHOICES}),
     Flag("--threads", "threads", "torch threads of each worker, 0 = torch's choice", {"type": int, "metavar": "N"}),
     Flag("--host", "host", "address to listen on", {"metavar": "ADDR"}),
     Flag("--port", "port", "TCP port, 0 takes a free one", {"type": int}),
@@ -79,7 +101,7 @@ FLAGS = (
     Flag("--run-dir", "run_dir", "directory of the sockets, removed at the end", {"metavar": "DIR"}),
     Flag("--hang-timeout-s", "hang_timeout_s", "restart a process without a sign of life for so long, 0 = never",
          {"type": float, "metavar": "S"}),
-    Flag("--spec-trace", "spec_trace", "1 or 2: a line of host times per step (device times need a CUDA device)",
+    Flag("--spec-trace", "spec_trace", "1: a line of host times per step; 2: of device times, on a CUDA device",
          {"type": int, "metavar": "LEVEL"}),
     Flag("--simulate-accept-length", "simulate_accept_length", "load tests: force this accept length, text is noise",
          {"type": float, "metavar": "L"}),

@@ -1,7 +1,8 @@
 """What to do when a process gets ready or ends. No processes here: events in, actions out."""
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from memsvc.wire.control import PeerDown, PeerSilent, PeerUp
@@ -43,6 +44,12 @@ RULES = {
     FRONT: Rule(needs=("memsvc",)),
 }
 """In the order of starting."""
+MPS_RULES = RULES | {
+    # Under MPS a client that dies takes the others with it, the owner of the memory too.
+    "draft": replace(RULES["draft"], takes_down=("target", "memsvc")),
+    "target": replace(RULES["target"], takes_down=("draft", "memsvc")),
+}
+"""The same for a server with --mps on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +110,14 @@ Action = Spawn | Stop | Kill | Tell | AllUp | DoWithout | GiveUp
 class Policy:
     """State of all processes of one run. Every method returns what has to be done next, in order."""
 
-    def __init__(self, roles: tuple[str, ...], max_failures: int = 3, window_s: float = 60.0) -> None:
-        self._rules = {role: _within(rule, roles) for role, rule in RULES.items() if role in roles}
+    def __init__(
+        self,
+        roles: tuple[str, ...],
+        max_failures: int = 3,
+        window_s: float = 60.0,
+        rules: Mapping[str, Rule] = RULES,
+    ) -> None:
+        self._rules = {role: _within(rule, roles) for role, rule in rules.items() if role in roles}
         self._max_failures = max_failures
         self._window_s = window_s
         self._phases = dict.fromkeys(self._rules, Phase.ABSENT)

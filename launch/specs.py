@@ -14,6 +14,8 @@ from launch.child import ChildSpec
 from launch.config import LaunchConfig
 from launch.http.config import API_KEY_ENV, FrontConfig
 from launch.models import Models
+from launch.mps import ROLES as MPS_ROLES
+from launch.mps import MpsDaemon
 from launch.plan import MemoryPlan
 from launch.policy import RULES
 from memsvc.config import MemConfig
@@ -48,6 +50,8 @@ class Run:
     """Kept open here, so that a front that restarts loses no connection attempt."""
     command: tuple[str, ...]
     """As typed, for people."""
+    mps: MpsDaemon | None = None
+    """What the workers run under; None without --mps on."""
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -60,11 +64,15 @@ class Run:
         return self.config.served_model_name or (self.model_path.name,)
 
     def spec(self, role: str, generation: int) -> ChildSpec:
-        """Write the config of one process and say how to start it."""
+        """Write the config of one process and say how to start it. A later memory service gets a fresh MPS daemon."""
         config = self._config_of(role, generation)
         file = self.run_dir / f"{role}.json"
         file.write_bytes(msgspec.json.encode(config))
         env = WORKER_ENV | {name: value for name, value in os.environ.items() if name != API_KEY_ENV}
+        if self.mps is not None and role in MPS_ROLES:
+            if role == "memsvc" and generation > 1:
+                self.mps.restart()
+            env |= self.mps.env
         command = [sys.executable, "-m", PACKAGES[role], "--config", str(file)]
         if role != "front":
             return ChildSpec(command=command, env=env)
@@ -77,7 +85,11 @@ class Run:
         match role:
             case "memsvc":
                 return MemConfig(
-                    run_dir=str(self.run_dir), pool=self.pool, supervised=True, log_level=self.config.log_level
+                    run_dir=str(self.run_dir),
+                    pool=self.pool,
+                    supervised=True,
+                    log_level=self.config.log_level,
+                    device=self.config.torch_device,
                 )
             case "draft":
                 return self._draft()
@@ -100,7 +112,7 @@ class Run:
             draft_path=config.draft_model_path,
             target_path=str(self.model_path),
             dtype=config.dtype,
-            device=config.device,
+            device=config.torch_device,
             load_format=config.load_format,
             num_draft_tokens=self.models.num_drafts,
             propose_route=config.propose_route,
@@ -108,6 +120,8 @@ class Run:
             context_len=self.models.context_len,
             num_threads=config.threads,
             spec_trace=config.spec_trace,
+            disable_cuda_graph=config.disable_cuda_graph,
+            cuda_graph_max_bs=config.cuda_graph_max_bs,
             log_level=config.log_level,
         )
 
@@ -117,11 +131,11 @@ class Run:
             run_dir=str(self.run_dir),
             model_path=str(self.model_path),
             dtype=config.dtype,
-            device=config.device,
+            device=config.torch_device,
             load_format=config.load_format,
             page_size=config.page_size,
             max_running_requests=config.max_running_requests,
-            max_prefill_tokens=config.max_prefill_tokens,
+            max_prefill_tokens=config.prefill_tokens,
             context_len=self.models.context_len,
             draft=draft is not None,
             num_draft_tokens=self.models.num_drafts,
@@ -130,6 +144,9 @@ class Run:
             simulate_accept_length=config.simulate_accept_length,
             num_threads=config.threads,
             spec_trace=config.spec_trace,
+            cuda_graph_max_bs=config.cuda_graph_max_bs,
+            disable_cuda_graph=config.disable_cuda_graph,
+            attention_backend=config.attention_backend,
             log_level=config.log_level,
         )
 

@@ -63,6 +63,8 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._ended: dict[str, asyncio.Event] = {}
         self._to_front: zmq.asyncio.Socket | None = None
+        self.device_bytes: dict[str, int] = {}
+        """By role, as the newest Ready of each has it."""
         self._finish = asyncio.Event()
         self._reason = ""
         self._num_signals = 0
@@ -101,7 +103,8 @@ class Supervisor:
         inbox = PullInbox(cast("zmq.Socket[bytes]", listener), ALL_LAUNCH)
         while True:
             match inbox.decode(await listener.recv_multipart()):
-                case Ready(role, pid, lines) if self._is_current(role, pid):
+                case Ready(role, pid, lines, device_bytes) if self._is_current(role, pid):
+                    self.device_bytes[role] = device_bytes
                     # The memory service repeats the plan, which was printed before anything was started.
                     level = logging.DEBUG if role == "memsvc" else logging.INFO
                     for line in lines:
@@ -160,7 +163,7 @@ class Supervisor:
             self._to_front = connect(self._context, LAUNCH_FRONT, self._run_dir)
         try:
             child = Child(role, self._spec_of(role, generation))
-        except (OSError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._give_up(f"{role}: cannot be started: {error}")
             return
         logger.info("start role=%s pid=%d generation=%d", role, child.pid, generation)

@@ -2,6 +2,13 @@
 
 from dataclasses import dataclass
 
+from target_worker.step_sizes import StepSizes
+
+ATTENTION_BACKENDS = ("auto", "torch", "triton", "flashinfer")
+"""Values of --attention-backend, as memsvc.device.attention_backends knows them."""
+DEVICE_TIMES = 2
+"""spec_trace from which device times are taken."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetConfig:
@@ -24,7 +31,7 @@ class TargetConfig:
     max_running_requests: int = 32
     """Requests that hold memory at once; the others wait."""
     max_prefill_tokens: int = 512
-    """Most prompt tokens computed in one step, decode rows included."""
+    """Most prompt tokens computed in one step: decode rows included on the CPU, beside them on a CUDA device."""
     context_len: int = 8192
     """Longest prompt plus answer in tokens."""
     draft: bool = False
@@ -40,7 +47,13 @@ class TargetConfig:
     num_threads: int = 0
     """Torch threads. 0 = torch's own choice."""
     spec_trace: int = 0
-    """1 or 2 log a line of host times per step (device times need a CUDA device). 0 = off."""
+    """1 logs a line of host times per step, 2 one of device times where there is a CUDA device. 0 = off."""
+    cuda_graph_max_bs: int = 64
+    """CUDA: largest batch of blocks that is captured; larger ones run without a graph."""
+    disable_cuda_graph: bool = False
+    """CUDA: run the step's kernels one by one."""
+    attention_backend: str = "auto"
+    """CUDA: one of ATTENTION_BACKENDS, for prompt chunks. Blocks have one that runs in graphs."""
     log_level: str = "INFO"
     """Level of the process log."""
 
@@ -50,6 +63,22 @@ class TargetConfig:
         return 1 + self.num_draft_tokens
 
     @property
+    def is_cuda(self) -> bool:
+        """The worker runs on a CUDA device."""
+        return self.device != "cpu"
+
+    @property
+    def sizes(self) -> StepSizes:
+        """Rows of its steps."""
+        return StepSizes(
+            is_cuda=self.is_cuda,
+            max_running_requests=self.max_running_requests,
+            block_size=self.block_size,
+            max_prefill_tokens=self.max_prefill_tokens,
+            cuda_graph_max_bs=self.cuda_graph_max_bs,
+        )
+
+    @property
     def max_step_rows(self) -> int:
-        """Rows of the largest forward; as many feature rows fit into the exchange."""
-        return max(self.max_prefill_tokens, self.max_running_requests * self.block_size)
+        """Rows of features that fit into the exchange, no less than a step has."""
+        return self.sizes.feature_rows

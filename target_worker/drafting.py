@@ -1,7 +1,5 @@
 """The scheduler's side of speculation: how much is drafted, for whom, and when the draft is given features."""
 
-import logging
-import time
 from collections.abc import Collection, Iterable
 
 from memsvc.wire.base import ReqId
@@ -13,11 +11,7 @@ from target_worker.plan import StepPlan
 from target_worker.req import Req
 from target_worker.spec_link import SpecLink
 from target_worker.width import Width
-
-logger = logging.getLogger(__name__)
-
-LOG_INTERVAL_S = 10.0
-"""Changes of the width are logged at this pace, the newest one."""
+from target_worker.width_log import WidthLog
 
 
 class Drafting:
@@ -32,7 +26,7 @@ class Drafting:
         """Every block of the step has its drafts."""
         self._drafted = False
         """The step has drafts at all."""
-        self._log_at = 0.0
+        self._log = WidthLog()
 
     @property
     def is_up(self) -> bool:
@@ -115,14 +109,4 @@ class Drafting:
             return
         prompt_rows = sum(plan.chunks.values())
         self._width.observe_step(len(plan.decode), plan.num_drafts, num_tokens, prompt_rows, seconds)
-        changes = self._width.take_changes()
-        if changes and time.monotonic() >= self._log_at:
-            self._log_at = time.monotonic() + LOG_INTERVAL_S
-            change = changes[-1]
-            logger.info(
-                "width requests<=%d drafts=%d before=%d gain=%.3f",
-                change.num_reqs,
-                change.now,
-                change.before,
-                change.gain,
-            )
+        self._log.look(self._width)

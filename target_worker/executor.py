@@ -75,10 +75,7 @@ class Executor:
             first += len(segment.token_ids)
 
     def _sampler(self, req: Req) -> RowSampler:
-        if req.sampler is None:
-            prompt, output = req.tokens[: req.prompt_len], req.tokens[req.prompt_len :]
-            req.sampler = RowSampler(req.sampling, eos_ids=self._eos_ids, prompt=prompt, output=output)
-        return req.sampler
+        return req.sampler_of(self._eos_ids)
 
 
 def _state_len(req: Req) -> int:

@@ -179,7 +179,6 @@ class MemLink:
         self._tables.remove(req.rid)
         del self._open[req.rid]
         self.healed = [other for other in self.healed if other is not req]
-        req.row = 0
 
     def _set_pages(self, rids: list[ReqId], kinds: list[int], idxs: list[int], pages: list[PageId]) -> None:
         for rid, kind, idx, page in zip(rids, kinds, idxs, pages, strict=True):

@@ -58,7 +58,7 @@ class Planner:
             elif req.phase is Phase.PREFILL:
                 prefill.append((req, left))
         following.num_drafts = self.choose(len(following.decode))
-        budget = self.config.max_step_rows - following.num_rows
+        budget = self.config.sizes.chunk_tokens(following.num_rows)
         for req, left in prefill:
             num = self._to_checkpoint(req, req.computed_len + plan.chunks.get(req, 0), min(left, budget))
             if num <= 0:

@@ -18,11 +18,11 @@ def kv_pool(arena: torch.Tensor, layout: Layout, shape: TargetShape, dtype: torc
     return KvPool(arena, kind, kv_shape)
 
 
-def page_tables(layout: Layout, config: TargetConfig) -> PageTables:
-    """Tables of target_kv for every request that may run, as long as any may get."""
+def page_tables(layout: Layout, config: TargetConfig, device: torch.device) -> PageTables:
+    """Tables of target_kv for every request that may run, as long as any may get. device: where slots are wanted."""
     return PageTables(
         max_reqs=config.max_running_requests,
         max_pages=-(-(config.context_len + config.block_size) // layout.page_size),
         page_size=layout.page_size,
-        device=config.device,
+        device=device,
     )

@@ -1,5 +1,6 @@
 """One request as the target worker knows it. Lengths that follow from others are properties."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -132,6 +133,13 @@ class Req:
     def extend_len(self) -> int:
         """Tokens whose KV is not computed yet; 1 (the anchor) while decoding."""
         return len(self.tokens) - self.computed_len
+
+    def sampler_of(self, eos_ids: Collection[int]) -> RowSampler:
+        """Its sampler, made at the first call. eos_ids: the model's."""
+        if self.sampler is None:
+            prompt, output = self.tokens[: self.prompt_len], self.tokens[self.prompt_len :]
+            self.sampler = RowSampler(self.sampling, eos_ids=eos_ids, prompt=prompt, output=output)
+        return self.sampler
 
     def retract(self) -> None:
         """Back to a request that holds nothing but its tokens."""

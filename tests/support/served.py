@@ -43,6 +43,8 @@ class Served:
     flags: Sequence[str]
     module: str = "launch"
     env: dict[str, str] = field(default_factory=dict)
+    ready_s: float = READY_S
+    """It is given up if it does not serve by then."""
     ends_with: int = 0
     """Exit status at the end of the block."""
     url: str = ""
@@ -67,7 +69,7 @@ class Served:
         self._reader = threading.Thread(target=self._read, args=(ready,), daemon=True)
         self._reader.start()
         try:
-            self.url = ready.get(timeout=READY_S)
+            self.url = ready.get(timeout=self.ready_s)
         except queue.Empty:
             self.stop()
             raise AssertionError("not ready:\n" + "".join(self.lines[-40:])) from None

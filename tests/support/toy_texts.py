@@ -3,7 +3,7 @@
 import random
 
 from memsvc.wire.admin import Check, Flush, GetStats
-from tests.support.toy_engine import ToyEngine
+from tests.support.toy_server import ToyServer
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -12,7 +12,7 @@ def prompt(length: int, seed: int) -> list[int]:
     return [rng.randrange(8, 1000) for _ in range(length)]
 
 
-def settle(engine: ToyEngine) -> None:
+def settle(engine: ToyServer) -> None:
     """All texts are right, every page is free or in the tree, and the tree can be evicted to its last page."""
     engine.check_texts()
     report = engine.manager.handle_admin(Check())

@@ -26,6 +26,13 @@ class PoolWatch:
         assert self._pool.frame_kind[frame] == kind + 1, f"{name} page {page} is written in another kind's frame"
         assert self._pool.state[kind][page] != FREE, f"{name} page {page} is written late: it is free"
 
+    def read(self, name: str, page: int) -> None:
+        """A page that is read for a request that runs is of that kind still, and not free."""
+        kind = self._names.index(name)
+        frame = page // self._kinds[kind].pages_per_frame
+        assert self._pool.frame_kind[frame] == kind + 1, f"{name} page {page} is read in another kind's frame"
+        assert self._pool.state[kind][page] != FREE, f"{name} page {page} is read late: it is free"
+
     def clear(self, name: str, pages: list[PageId]) -> None:
         """Pages that are zeroed are of that kind still, and not free."""
         kind = self._names.index(name)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.policy import FRONT, Action, AllUp, DoWithout, GiveUp, Kill, Policy, Spawn, Stop, Tell
+from launch.policy import FRONT, MPS_RULES, Action, AllUp, DoWithout, GiveUp, Kill, Policy, Spawn, Stop, Tell
 from memsvc.wire.control import PeerDown, PeerSilent, PeerUp
 
 ALL = ("memsvc", "draft", "target", "tokenizer", "front")
@@ -53,6 +53,23 @@ def test_a_dead_memory_service_starts_again_only_after_its_workers_have_ended():
     assert spawned(policy.on_ready("memsvc")) == ["draft", "target"]
     policy.on_ready("draft")
     assert policy.on_ready("target")[-1] == AllUp(is_first=False)
+
+
+@pytest.mark.parametrize("dead", ["target", "draft"])
+def test_under_mps_a_dead_worker_takes_memory_service_and_peer_with_it(dead: str):
+    policy = Policy(ALL, rules=MPS_RULES)
+    policy.start()
+    for role in ("memsvc", "draft", "tokenizer", "target", "front"):
+        policy.on_ready(role)
+    peer = "draft" if dead == "target" else "target"
+    actions = policy.on_end(dead, "killed by SIGKILL", 0.0)
+    assert {action.role for action in actions if isinstance(action, Stop)} == {peer, "memsvc"}
+    assert spawned(actions) == []
+    # They fail by themselves as well, and are not blamed for it.
+    assert spawned(policy.on_end("memsvc", ENDED, 0.1)) == []
+    assert policy.on_end(peer, ENDED, 0.1) == [Spawn("memsvc", 2)]
+    assert spawned(policy.on_ready("memsvc")) == ["draft", "target"]
+    assert not any(isinstance(action, Stop) for action in all_up().on_end(dead, "killed by SIGKILL", 0.0))
 
 
 def test_workers_that_were_stopped_for_the_memory_service_are_not_blamed():

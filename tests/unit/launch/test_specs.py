@@ -1,5 +1,6 @@
 """What each process is handed: a config that it can read, and no secrets but to the front."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,17 @@ import pytest
 
 from draft_worker.config import DraftConfig
 from launch.__main__ import ready_line
+from launch.card import Card
 from launch.config import LaunchConfig
 from launch.http.config import API_KEY_ENV, FrontConfig
 from launch.http.listen import bind_tcp
-from launch.planner import make_plan
+from launch.mps import MpsDaemon
+from launch.planner import make_plan, step_sizes
 from launch.specs import PACKAGES, Run
 from memsvc.config import MemConfig, read_config
 from target_worker.config import TargetConfig
 from tests.support.model_folders import models_of, with_draft
+from tests.unit.launch.test_device_plan import CARD
 from tokenizer_proc.config import TokenizerConfig
 
 CONFIGS = {
@@ -27,9 +31,9 @@ CONFIGS = {
 }
 
 
-def make_run(tmp_path: Path, config: LaunchConfig) -> Run:
+def make_run(tmp_path: Path, config: LaunchConfig, card: Card | None = None) -> Run:
     models = models_of(tmp_path, config)
-    pool, plan = make_plan(config, models, available=1 << 34)
+    pool, plan = make_plan(config, models, available=1 << 34, card=card)
     run_dir = tmp_path / "run"
     run_dir.mkdir(mode=0o700)
     return Run(
@@ -67,6 +71,46 @@ def test_every_process_can_read_its_config(tmp_path: Path, monkeypatch: pytest.M
     front = msgspec.json.decode((run.run_dir / "front.json").read_bytes(), type=FrontConfig)
     assert (front.generation, front.block_size, front.requires_key, front.plan) == (4, 4, True, run.plan)
     assert read_config(run.run_dir / "memsvc.json").pool == run.pool
+
+
+def test_settings_of_a_device_reach_both_workers(tmp_path: Path):
+    config = with_draft(
+        tmp_path, device="cuda", dtype="bfloat16", cuda_graph_max_bs=8, disable_cuda_graph=True, spec_trace=2,
+        attention_backend="triton", max_running_requests=5,
+    )  # fmt: skip
+    run = make_run(tmp_path, config, card=CARD)
+    with run.listener:
+        for role in ("target", "draft"):
+            run.spec(role, 1)
+    target = msgspec.json.decode((run.run_dir / "target.json").read_bytes(), type=TargetConfig)
+    draft = msgspec.json.decode((run.run_dir / "draft.json").read_bytes(), type=DraftConfig)
+    for worker in (target, draft):
+        shown = (worker.device, worker.cuda_graph_max_bs, worker.disable_cuda_graph, worker.spec_trace)
+        assert shown == ("cuda:0", 8, True, 2)
+    assert (target.attention_backend, target.max_prefill_tokens) == ("triton", 2048)
+    assert target.sizes == step_sizes(config, run.models)
+
+
+def test_only_who_uses_the_device_runs_under_mps_and_a_later_memory_service_gets_a_fresh_daemon(tmp_path: Path):
+    run = make_run(tmp_path, with_draft(tmp_path, device="cuda", mps="on", dtype="bfloat16"), card=CARD)
+    daemon = FakeMps(run.run_dir)
+    run = replace(run, mps=daemon)
+    with run.listener:
+        under = {role for role in run.roles if run.spec(role, 1).env.get("CUDA_MPS_PIPE_DIRECTORY")}
+        assert under == {"memsvc", "target", "draft"}
+        run.spec("target", 2)
+        assert daemon.num_restarts == 0
+        run.spec("memsvc", 2)
+        assert daemon.num_restarts == 1
+
+
+class FakeMps(MpsDaemon):
+    """Counts."""
+
+    num_restarts = 0
+
+    def restart(self) -> None:
+        self.num_restarts += 1
 
 
 @pytest.mark.parametrize(

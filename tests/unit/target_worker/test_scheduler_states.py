@@ -6,7 +6,8 @@ import pytest
 
 from memsvc.wire.admin import Check, GetStats
 from memsvc.wire.base import ReqId
-from tests.support.toy_engine import ToyEngine, continuation
+from tests.support.toy_engine import ToyEngine
+from tests.support.toy_server import continuation
 from tests.support.toy_texts import prompt, settle
 
 

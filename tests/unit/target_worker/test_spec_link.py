@@ -12,30 +12,9 @@ from memsvc.wire.text import Sampling
 from target_worker.propose import open_bytes
 from target_worker.req import FeatureRows, Phase, Req
 from target_worker.spec_link import DraftContract, SpecLink
+from tests.support.scripted_rpc import ScriptedRpc
 
 READY = DraftReady(os.getpid(), 1, 4, [0, 1])
-
-
-class ScriptedRpc:
-    """Rpc whose replies are set by the test; an exception among them is raised."""
-
-    def __init__(self) -> None:
-        self.sent: list = []
-        self.replies: list = []
-        self.is_full = False
-
-    def send(self, msg) -> None:
-        if self.is_full:
-            raise TimeoutError("queue is full")
-        self.sent.append(msg)
-
-    def recv(self, _timeout_s: float):
-        if not self.replies:
-            raise TimeoutError("nothing")
-        reply = self.replies.pop(0)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
 
 
 @pytest.fixture

@@ -1,0 +1,145 @@
+"""The engine on a CUDA device: kernels, graphs, the lane and the links put together."""
+
+from collections.abc import Callable
+
+import torch
+
+from memsvc.device.lane import CudaLane, Words
+from memsvc.device.table_mirror import TableMirror
+from target_worker.base import Base
+from target_worker.config import DEVICE_TIMES
+from target_worker.cuda.device_lines import device_lines
+from target_worker.cuda.exchange import Exchange
+from target_worker.cuda.executor import DeviceExecutor
+from target_worker.cuda.network import TargetMemory, TargetNetwork
+from target_worker.cuda.plan_drafting import PlanDrafting
+from target_worker.cuda.plan_link import PlanContract, PlanLink, TargetLane
+from target_worker.cuda.prefill_backends import PrefillMemory, choose_prefill
+from target_worker.cuda.prompts import Chunk, PromptStep
+from target_worker.cuda.scheduler import Neighbours, PipelinedScheduler
+from target_worker.cuda.step_times import StepTimes
+from target_worker.cuda.verify_step import VerifyConfig, VerifyStep
+from target_worker.cuda.work import Order, Parts, StepWork, graph_plan
+from target_worker.mem_link import MemLink
+from target_worker.pools import kv_pool, page_tables
+from target_worker.width import make_width
+
+_PATIENCE_S = 60.0
+"""The first prompts compile kernels."""
+_FAREWELL_S = 1.0
+"""A step takes less, its drafts included."""
+
+
+class CudaEngine:
+    """A PipelinedScheduler with all that it needs, its graphs captured and its kernels compiled."""
+
+    def __init__(self, base: Base) -> None:
+        """Raises ValueError if layout, model, config and device do not fit each other, with the numbers."""
+        self._base = base
+        config = base.config
+        exchange = Exchange.of(base)
+        self._lane = self.lane(Words.of_target(exchange.slots))
+        self._work = self._make_work(exchange)
+        self._warm_up()
+        # After everything else that takes memory, which the graphs' pool would otherwise be cut into.
+        self._capture_s, self._graph_bytes = self._work.capture()
+        mem = MemLink(base.client, base.layout, self._tables)
+        self._link = self._make_link(exchange) if config.draft else None
+        drafting = PlanDrafting(self._link, mem, make_width(config), self._lane)
+        if self._work.times is not None:
+            self._work.times.draft = lambda: drafting.last
+        executor = DeviceExecutor(self._work, base.model.shape.eos_ids)
+        self._scheduler = PipelinedScheduler(config, Neighbours(mem, base.text_link(), drafting), executor)
+
+    def lane(self, words: Words) -> TargetLane:
+        """The stream that all steps run on."""
+        return CudaLane(words)
+
+    def _make_work(self, exchange: Exchange) -> StepWork:
+        config, model, arena = self._base.config, self._base.model, self._base.arena
+        self._tables = page_tables(self._base.layout, config, arena.device)
+        mirror = TableMirror(self._tables, arena.device)
+        memory = TargetMemory(
+            pool=kv_pool(arena, self._base.layout, model.shape, model.dtype),
+            page_table=mirror.table,
+            slots=exchange.slots,
+            features=exchange.features,
+            tap_layers=config.target_layer_ids,
+        )
+        network = TargetNetwork(model, memory)
+        self._prefill_name, prefill = choose_prefill(
+            config.attention_backend,
+            model.shape,
+            PrefillMemory(pool=memory.pool, tables=self._tables, page_table=mirror.table),
+            config.max_prefill_tokens,
+        )
+        verify = VerifyConfig(
+            block_size=config.block_size,
+            max_places=config.sizes.max_places,
+            simulate_accept_length=config.simulate_accept_length,
+        )
+        parts = Parts(
+            memory=memory,
+            tables=self._tables,
+            mirror=mirror,
+            verify=VerifyStep(network, memory, verify),
+            prompts=PromptStep(network, self._tables, self._lane, prefill),
+            lane=self._lane,
+        )
+        is_timed = config.spec_trace >= DEVICE_TIMES and arena.is_cuda
+        plan = graph_plan(
+            config.sizes.buckets, is_split=is_timed, is_captured=arena.is_cuda and not config.disable_cuda_graph
+        )
+        work = StepWork(parts, verify, plan)
+        work.times = StepTimes(exchange.slots.length) if is_timed else None
+        return work
+
+    def _warm_up(self) -> None:
+        """Prompts of nobody, into the dummy page: kernels are compiled, and the largest step's memory is taken."""
+        config = self._base.config
+        most, ends = config.max_prefill_tokens, min(2, config.max_running_requests)
+        # Kernels are compiled anew for one row, for a number of rows that is no multiple of 16, and for one that is.
+        for num_tokens, num_ending in ((1, 1), (max(1, most - 1), ends), (most, ends)):
+            chunks = _nobodys_chunks(num_tokens, config.context_len, num_ending)
+            self._work.put(Order(clear=[], members=[], chunks=chunks), lambda: None)
+            self._lane.drain(_PATIENCE_S)
+
+    def _make_link(self, exchange: Exchange) -> PlanLink:
+        contract = PlanContract(draft=self._base.draft_contract(), exchange=exchange.map)
+        return PlanLink(self._base.spec_rpc(), contract, self._lane, exchange.slots.num_drafts)
+
+    def step(self) -> None:
+        """See Engine."""
+        self._scheduler.step()
+
+    def watch(self, beat: Callable[[], None]) -> None:
+        """See Engine."""
+        self._scheduler.on_wait = beat
+        if self._link is not None:
+            self._link.on_wait = beat
+
+    def lines(self) -> list[str]:
+        """See Engine."""
+        config, device = self._base.config, self._base.arena.device
+        graphs = "none" if config.disable_cuda_graph else ",".join(map(str, config.sizes.buckets))
+        lines = [
+            f"attention blocks=triton prompts={self._prefill_name} graphs={graphs} capture_s={self._capture_s:.1f}"
+            f" graph_bytes={self._graph_bytes} max_prefill_tokens={config.max_prefill_tokens}"
+        ]
+        return [*lines, *device_lines(device)] if device.type == "cuda" else lines
+
+    def num_device_bytes(self) -> int:
+        """See Engine."""
+        device = self._base.arena.device
+        return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+    def close(self) -> None:
+        """See Engine. A draft that is gone is not waited for."""
+        self._lane.drain(_FAREWELL_S)
+
+
+def _nobodys_chunks(num_tokens: int, longest: int, num_ending: int) -> list[Chunk]:
+    """So many prompt tokens in the dummy slot, at most `longest` in a chunk; the last num_ending chunks end a prompt."""
+    size = min(longest, max(1, num_tokens // num_ending))
+    lens = [min(size, num_tokens - start) for start in range(0, num_tokens, size)]
+    return [Chunk(0, 0, [0] * num, i >= len(lens) - num_ending) for i, num in enumerate(lens)]

@@ -1,0 +1,126 @@
+"""The target's forward over static tensors: blocks to verify inside a graph, prompt chunks outside.
+
+The same arithmetic as target_worker.model.decoder, rounded where it rounds, with one kernel for whatever lies between
+two GEMMs. Of a block nothing is read on the host, lengths and tokens neither.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from memsvc.device.kernels.attention_tiles import AttentionScratch
+from memsvc.device.kernels.block_attention import Context, block_attention
+from memsvc.device.kernels.heads import HeadSpec, rotate_heads_into_pages
+from memsvc.device.kernels.mlp import gate_mul, silu_mul
+from memsvc.device.kernels.norm import Tap, add_rms_norm, rms_norm
+from memsvc.device.kernels.places import Rows
+from memsvc.device.kv_pool import KvPool
+from memsvc.device.layers import RMSNorm, ZeroCentredRMSNorm
+from memsvc.device.slots import SlotState
+from target_worker.model.decoder import Decoder, DecoderLayer
+
+AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""attend(layer, q [n, heads, d], k [n, kv_heads, d], v) -> [n, heads, d]. k and v are in the pages already."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetMemory:
+    """What forwards read and write. Graphs hold these tensors, so they stay where they are."""
+
+    pool: KvPool
+    """Target KV."""
+    page_table: torch.Tensor
+    """int32 [num_slots + 1, max_pages]"""
+    slots: SlotState
+    """In the exchange, shared with the draft."""
+    features: torch.Tensor | None
+    """[rows, taps * hidden], in the exchange; None without taps."""
+    tap_layers: tuple[int, ...]
+    """Layers whose outputs are the features, in the draft's order."""
+
+
+class TargetNetwork:
+    """The layers of a dense decoder on kernels; attention over earlier tokens is passed in."""
+
+    def __init__(self, model: Decoder, memory: TargetMemory) -> None:
+        """Raises ValueError if the target has layers that are computed on the CPU only."""
+        if model.delta_layers:
+            raise ValueError(f"{model.shape.architecture} has gated delta net layers, which run on the CPU only")
+        self.model = model
+        self._memory = memory
+        self._layers = [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
+        self._heads = [_heads_of(layer, model) for layer in self._layers]
+
+    def hidden(self, x: torch.Tensor, rows: Rows, attend: AttendRows, first_row: torch.Tensor) -> torch.Tensor:
+        """Final-normed rows [n, hidden] of embedded rows x [n, hidden], which is overwritten.
+
+        K and V of every row go to its place in the pages. Features of row r go to exchange row first_row + r;
+        first_row: int32 [1] on the device.
+        """
+        u = _norm(x, self._layers[0].input_norm)
+        for i, layer in enumerate(self._layers):
+            u, x = _add_norm(self._mix(i, layer, u, rows, attend), x, layer.post_norm)
+            following = self._layers[i + 1].input_norm if i + 1 < len(self._layers) else self.model.norm
+            y = layer.mlp.down(silu_mul(layer.mlp.gate_up(u), self.model.shape.hidden_act))
+            u, x = _add_norm(y, x, following, self._tap(i, first_row))
+        return u
+
+    def _mix(self, index: int, layer: DecoderLayer, u: torch.Tensor, rows: Rows, attend: AttendRows) -> torch.Tensor:
+        pool, shape = self._memory.pool, self.model.shape
+        qkv = layer.qkv(u)
+        q, k, v = rotate_heads_into_pages(qkv, rows, self._heads[index], pool.k(index), pool.v(index))
+        out = attend(index, q, k, v).reshape(len(u), -1)
+        if layer.is_gated:
+            first = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+            out = gate_mul(qkv[:, first:], out, "sigmoid")
+        return layer.o(out)
+
+    def _tap(self, layer: int, first_row: torch.Tensor) -> Tap | None:
+        memory = self._memory
+        if memory.features is None or layer not in memory.tap_layers:
+            return None
+        width = self.model.shape.hidden_size
+        place = memory.tap_layers.index(layer) * width
+        return Tap(features=memory.features[:, place : place + width], first_row=first_row)
+
+
+class BlockAttend:
+    """Attention of verify blocks over the pages, for all layers of one bucket."""
+
+    def __init__(self, memory: TargetMemory, members: torch.Tensor, block_size: int, scratch: AttentionScratch) -> None:
+        slots = memory.slots
+        self._pool = memory.pool
+        self._block_size = block_size
+        self._scratch = scratch
+        self._context = Context(memory.page_table, members, torch.zeros_like(slots.length), slots.length)
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See AttendRows."""
+        q, k, v = (part.view(-1, self._block_size, *part.shape[1:]) for part in (q, k, v))
+        return block_attention(
+            q, k, v, self._pool.k(layer), self._pool.v(layer), self._context,
+            causal=True, window=0, scratch=self._scratch,
+        )  # fmt: skip
+
+
+def _norm(x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    return rms_norm(x, norm.weight, norm.eps, isinstance(norm, ZeroCentredRMSNorm))
+
+
+def _add_norm(
+    y: torch.Tensor, x: torch.Tensor, norm: RMSNorm, tap: Tap | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return add_rms_norm(y, x, norm.weight, norm.eps, isinstance(norm, ZeroCentredRMSNorm), tap)
+
+
+def _heads_of(layer: DecoderLayer, model: Decoder) -> HeadSpec:
+    shape = model.shape
+    return HeadSpec(
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        rotary=model.rotary,
+        q_norm=layer.q_norm,
+        k_norm=layer.k_norm,
+    )

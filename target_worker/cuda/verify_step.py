@@ -1,0 +1,79 @@
+"""The verify of one step as sections on a stream: layers, head, and the choice of tokens; captured bucket by bucket."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from memsvc.device.graphs import Places, Turn
+from memsvc.device.kernels.accept import accept
+from memsvc.device.kernels.attention_tiles import AttentionScratch
+from memsvc.device.kernels.embed import embed_verify
+from memsvc.device.kernels.places import BlockRows
+from memsvc.device.kernels.sample import SampleScratch, sample_rows_device
+from target_worker.cuda.network import BlockAttend, TargetMemory, TargetNetwork
+
+VERIFY, HEAD, ACCEPT = SECTIONS = ("verify", "head", "accept")
+"""What a step consists of: embedding and layers, output head, token choice and accept rule."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyConfig:
+    """What is fixed when the step is made."""
+
+    block_size: int
+    """B: rows of a block, anchor and drafts."""
+    max_places: int
+    """Requests of the largest batch."""
+    simulate_accept_length: float = 0.0
+    """Load tests: force this mean accept length. 0 = off."""
+
+
+class VerifyStep:
+    """Verifies the drafts that lie in the slots; the slots are one step further afterwards."""
+
+    def __init__(self, network: TargetNetwork, memory: TargetMemory, config: VerifyConfig) -> None:
+        shape, device = network.model.shape, network.model.device
+        self._network = network
+        self._memory = memory
+        self._config = config
+        self._attention = AttentionScratch.for_buckets(
+            (config.max_places,), config.block_size, (shape.num_heads, shape.num_kv_heads), shape.head_dim, device
+        )
+        self._sampling = SampleScratch(config.max_places * config.block_size, shape.vocab_size, device)
+        self._first_row = torch.zeros(1, dtype=torch.int32, device=device)
+        """Features of blocks begin at the first row of the exchange."""
+
+    def turn_of(self, results: Callable[[Places], torch.Tensor]) -> Callable[[Places], Turn]:
+        """make_turn for BucketGraphs. results: where a bucket's rows for the host go, int32 [size, 2 + B]."""
+
+        def make_turn(places: Places) -> Turn:
+            attend = BlockAttend(self._memory, places.members, self._config.block_size, self._attention)
+            out = results(places)
+            return lambda: self._run(places, attend, out)
+
+        return make_turn
+
+    def _run(self, places: Places, attend: BlockAttend, results: torch.Tensor) -> Iterator[str]:
+        memory, slots, size = self._memory, self._memory.slots, self._config.block_size
+        rows = BlockRows(
+            members=places.members, lengths=slots.length, block_size=size, page_table=memory.page_table, done=slots.done
+        )
+        x = embed_verify(slots.anchor, slots.drafts[:, : size - 1], places.members, self._network.model.embedding)
+        u = self._network.hidden(x.flatten(0, 1), rows, attend, self._first_row)
+        yield VERIFY
+        logits = self._network.model.head(u)
+        yield HEAD
+        tokens = sample_rows_device(logits, places.members, slots, self._sampling)
+        accept(tokens, places.members, slots, simulate=self._config.simulate_accept_length, results=results)
+        yield ACCEPT
+
+    def first_tokens(self, logits: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+        """Sample and accept the token after a prompt: logits [N, vocab] of the last rows of the members' prompts.
+
+        Their slots stand at the prompt's last token. Features of prompts are no part of the slots. Returns the rows
+        for the host, int32 [N, 3].
+        """
+        slots = self._memory.slots
+        tokens = sample_rows_device(logits, members, slots, self._sampling)
+        return accept(tokens, members, slots, feature_base=None)

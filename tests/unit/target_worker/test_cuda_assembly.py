@@ -1,0 +1,187 @@
+"""The engine of a CUDA device put together from what launch plans: interpreted on the CPU, and captured on CUDA."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+import torch
+import zmq
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from draft_worker.config import DRAFT_KV, DraftConfig
+from draft_worker.cuda.worker import PlanWorker
+from draft_worker.shape import DraftShape
+from draft_worker.weights import load_model
+from draft_worker.worker import Memory
+from launch.config import LaunchConfig
+from launch.models import read_models
+from launch.planner import make_plan
+from launch.specs import Run
+from memsvc.core.manager import MemoryManager
+from memsvc.device.kv_pool import KvPool, KvShape
+from memsvc.device.lane import Words
+from memsvc.rpc import Rpc
+from memsvc.wire.base import Msg, ReqId, pack_tokens
+from memsvc.wire.codec import decoder, encode
+from memsvc.wire.links import SPEC
+from memsvc.wire.text import Admit, Sampling
+from target_worker.base import Base
+from target_worker.config import TargetConfig
+from target_worker.cuda.assembly import CudaEngine
+from target_worker.cuda.exchange import Exchange
+from target_worker.cuda.plan_link import TargetLane
+from target_worker.keeper import RequestKeeper
+from target_worker.model.weights import load_target
+from target_worker.runner import Segment
+from tests.support.host_lane import HostTargetLane
+from tests.support.make_drafter import V1, make_drafter
+from tests.support.plan_rig import HostSessions
+from tests.support.tiny_target import TargetRig, make_target
+from tests.support.toy_server import ToyClient, ToyText
+from tests.unit.launch.test_device_plan import CARD
+
+PROMPTS = {1: [5, 9, 11, 30, 3], 2: [21, 17]}
+NUM_NEW = 3
+
+
+class DirectRpc:
+    """An Rpc to a draft in this process, which answers at once."""
+
+    def __init__(self, worker: PlanWorker) -> None:
+        self._worker = worker
+        self._reply = b""
+
+    def send(self, msg: Msg) -> None:
+        self._reply = encode(self._worker.handle(decoder(SPEC.there).decode(encode(msg))))
+
+    def recv(self, _timeout_s: float) -> Any:
+        return decoder(SPEC.back).decode(self._reply)
+
+
+class ToyBase(Base):
+    """The tokenizer's side is `texts`. At the draft's end of its link is `draft`, or nobody."""
+
+    texts = ToyText()
+    draft: ClassVar[PlanWorker | None] = None
+    links: ClassVar[list[Rpc]] = []
+    """Alive until their context is destroyed, as the worker's are."""
+
+    def text_link(self):
+        return self.texts
+
+    def spec_rpc(self) -> Any:
+        if self.draft is not None:
+            return DirectRpc(self.draft)
+        self.links.append(super().spec_rpc())
+        return self.links[-1]
+
+
+class HostEngine(CudaEngine):
+    """On a lane that is done at once."""
+
+    def lane(self, words: Words) -> TargetLane:
+        return HostTargetLane(words)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Of a target and its drafter."""
+    target, drafter = (tmp_path_factory.mktemp(name) for name in ("target", "drafter"))
+    make_target(target, "Llama", num_hidden_layers=1, vocab_size=40, hidden_size=32, num_attention_heads=2, head_dim=16)
+    make_drafter(drafter, target, V1, num_hidden_layers=1, block_size=2, target_layer_ids=[0])
+    return target, drafter
+
+
+@pytest.fixture
+def base(folders: tuple[Path, Path], tmp_path: Path, device: str) -> Iterator[ToyBase]:
+    """As launch starts it, with an arena whose bytes are NaN."""
+    target, drafter = folders
+    config = LaunchConfig(
+        model_path=str(target), draft_model_path=str(drafter), device="cuda", dtype="float32", page_size=4, num_drafts=1,
+        max_running_requests=2, max_prefill_tokens=4, context_len=24, mem_bytes=1 << 22,
+    )  # fmt: skip
+    models = read_models(config, target)
+    pool, plan = make_plan(config, models, card=replace(CARD, unit=1 << 12))
+    run = Run(
+        config=config, model_path=target, models=models, pool=pool, plan=plan, run_dir=tmp_path,
+        listener=None, command=(),  # type: ignore[arg-type]
+    )  # fmt: skip
+    for role in ("target", "draft"):
+        run.spec(role, 1)
+    client = ToyClient(MemoryManager(pool), "main")
+    ToyBase.texts, ToyBase.draft = ToyText(), None
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield ToyBase(
+        config=msgspec.json.decode((tmp_path / "target.json").read_bytes(), type=TargetConfig),
+        run_dir=tmp_path,
+        context=context,
+        client=client,  # type: ignore[arg-type]
+        registered=client.registered,
+        arena=torch.full((pool.arena_bytes,), 0xFF, dtype=torch.uint8, device=device),
+        model=load_target(target, "float32", device)[0],
+    )
+    context.destroy(linger=0)
+    ToyBase.links.clear()
+
+
+def greedy(folder: Path, prompt: list[int]) -> list[int]:
+    """What the CPU's runner gives."""
+    rig, tokens = TargetRig(folder), list(prompt)
+    row = rig.open(1, 24)
+    for _ in range(NUM_NEW):
+        start = len(tokens) - 1 if len(tokens) > len(prompt) else 0
+        tokens.append(int(rig.runner.forward([Segment(row, start, tokens[start:], 1)])[0].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_launch_and_target_agree_on_the_exchange(base: ToyBase):
+    exchange = Exchange.of(base)
+    assert exchange.features is not None
+    assert len(exchange.features) == exchange.map.num_rows == 2 * 2 + 4
+    assert (exchange.map.num_slots, exchange.map.slots % 256) == (2, 0)
+    assert exchange.slots.words[0] == 0
+    assert exchange.slots.done.tolist() == [3, 3, 3]
+    with pytest.raises(ValueError, match=r"rows of features and 2 slots need \d+ bytes, the exchange has \d+"):
+        Exchange.of(replace(base, config=replace(base.config, max_prefill_tokens=500)))
+
+
+def serve(base: ToyBase) -> RequestKeeper:
+    """All prompts, to the end; the scheduler."""
+    engine = CudaEngine(base) if base.arena.is_cuda else HostEngine(base)
+    sampling = Sampling(temperature=0.0, seed=1, max_tokens=NUM_NEW, ignore_eos=True)
+    for rid, prompt in PROMPTS.items():
+        base.texts.inbox.append(Admit(ReqId(rid), pack_tokens(prompt), len(prompt), sampling))
+    for _ in range(16):
+        if len(base.texts.finished) == len(PROMPTS):
+            break
+        engine.step()
+    engine.close()
+    assert engine.lines()[0].startswith("attention blocks=triton prompts=triton graphs=1,2 ")
+    assert base.texts.failed == {}
+    return engine._scheduler
+
+
+def test_the_engine_serves_without_a_draft(base: ToyBase, folders: tuple[Path, Path]):
+    serve(base)
+    assert base.texts.tokens == {rid: greedy(folders[0], prompt) for rid, prompt in PROMPTS.items()}
+
+
+def test_engine_and_draft_meet_in_the_exchange(base: ToyBase, folders: tuple[Path, Path]):
+    config = msgspec.json.decode((base.run_dir / "draft.json").read_bytes(), type=DraftConfig)
+    shape = DraftShape.from_folder(folders[1])
+    model = load_model(replace(config, device=str(base.arena.device)), shape)
+    kind = next(kind for kind in base.layout.kinds if kind.name == DRAFT_KV)
+    kv = KvShape(num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, dtype=model.dtype)
+    memory = Memory(arena=base.arena, layout=base.layout, pool=KvPool(base.arena, kind, kv))
+    acks: list[int] = []
+    maker = None if base.arena.is_cuda else HostSessions(config, model, memory)
+    ToyBase.draft = PlanWorker(config, model, memory, acks.append, maker)
+    scheduler = serve(base)
+    assert base.texts.tokens == {rid: greedy(folders[0], prompt) for rid, prompt in PROMPTS.items()}
+    assert scheduler.counters.num_draft_tokens >= len(PROMPTS)
+    assert acks == [base.registered.epoch]
+    assert not base.feature_rows(base.feature_bytes)[0].isnan().any(), "the target leaves features"
