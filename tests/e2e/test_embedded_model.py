@@ -87,7 +87,7 @@ def sampled(server: Served) -> list[str]:
 
 def long_text() -> str:
     """A prompt ten times as long as the drafter's window."""
-    return (ROOT / "docs" / "architecture.md").read_text("utf-8")[:5000]
+    return (ROOT / "LICENSE").read_text("utf-8")[:4200]
 
 
 def check_greedy(server: Served, references: Sequence[Reference], concurrency: int) -> list[Answer]:
@@ -217,6 +217,6 @@ def check_window(server: Served, num_tokens: int) -> None:
     assert metric(server, "memsvc_evicted_pages_total", kind="target_kv") == 0
     pages = {kind: metric(server, "memsvc_pages", kind=kind, state="tree") for kind in ("target_kv", "draft_kv")}
     assert pages["target_kv"] == (num_tokens - 1) // 16
-    assert WINDOW // 16 <= pages["draft_kv"] <= 2.5 * WINDOW // 16
+    assert WINDOW // 16 <= pages["draft_kv"] <= pages["target_kv"] / 2
     evicted = metric(server, "memsvc_evicted_pages_total", kind="draft_kv")
     assert evicted + pages["draft_kv"] == pages["target_kv"]
