@@ -5,7 +5,7 @@
 #   make test       unit, process and end-to-end tests on the CPU   (ARGS="-k radix")
 #   make test-gpu   the tests that need a CUDA device
 #   make check      lint, format, types, import contracts, spelling, repository rules
-#   make compile    build memsvc.core as a C extension; the others do it when its files have changed
+#   make compile    build memsvc.core and the CPU kernels; the others do it when their files have changed
 #   make bench      micro-benchmarks of the memory service, one JSON line each
 #   make docs       write docs/protocol.md and docs/files.md anew from the docstrings
 
@@ -13,7 +13,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-COMPILED := $(VENV)/.core-compiled
+CORE := $(VENV)/.core-compiled
+KERNELS := $(VENV)/.kernels-compiled
+COMPILED := $(CORE) $(KERNELS)
 ARGS ?=
 # Run a second time, with the allocator as plain Python, unless ARGS says what to run. The random machines once suffice.
 INTERPRETED_TESTS := tests/unit/memsvc tests/unit/target_worker/test_scheduler.py \
@@ -41,10 +43,17 @@ $(STAMP): pyproject.toml constraints.txt
 compile: $(COMPILED)
 
 # From scratch each time: what an earlier build left must never pass for a build of these files.
-$(COMPILED): setup.py $(wildcard memsvc/core/*.py) | $(STAMP)
+$(CORE): setup.py $(wildcard memsvc/core/*.py) | $(STAMP)
 	@rm -rf build memsvc/core/*.so memsvc/core__mypyc*.so
 	@echo "compiling memsvc.core (about a minute)"
-	@$(BIN)/python -W ignore setup.py --quiet build_ext --inplace
+	@MEMSVC_COMPILE=core $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
+	@touch $@
+
+# After the core, which removes the build folder.
+$(KERNELS): setup.py $(wildcard memsvc/device/cpu/*.cpp memsvc/device/cpu/*.h) | $(STAMP) $(CORE)
+	@rm -rf build/temp* memsvc/device/cpu/*.so
+	@echo "compiling the CPU kernels (seconds)"
+	@MEMSVC_COMPILE=kernels $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
 	@touch $@
 
 serve: $(COMPILED)

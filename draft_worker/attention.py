@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from draft_worker.batch import BlockBatch
 from draft_worker.shape import DraftShape, LayerAttention
+from memsvc.device.cpu.attention import KernelPlan, Rows, takes
+from memsvc.device.cpu.kernels import kernels_for
 from memsvc.device.kv_pool import KvPool, zero_rows
 from memsvc.device.page_table import PageTables
 
@@ -136,18 +138,43 @@ class ContextPlan:
         return mask[:, None]
 
 
+def kernel_plan(
+    shape: DraftShape, attention: LayerAttention, batch: BlockBatch, tables: PageTables, pool: KvPool
+) -> KernelPlan:
+    """What ContextPlan says, for the compiled kernel: it needs no padding, no mask and no copies."""
+    n, block_size = len(batch), batch.block_size
+    rows = Rows(
+        table_rows=batch.rows,
+        firsts=np.arange(n) * block_size,
+        nums=np.full(n, block_size),
+        lows=np.minimum(batch.context_start, batch.anchor_pos),
+        positions=batch.anchor_pos,
+    )
+    return KernelPlan(pool, tables, rows, shape.num_heads, causal=attention.causal, window=attention.window or 0)
+
+
 class PagedAttention:
     """The product's route: every block row of every request, one gather and one kernel per length group."""
 
     def __init__(self, shape: DraftShape, pool: KvPool, tables: PageTables, batch: BlockBatch) -> None:
         self._pool = pool
-        plans = {kind: ContextPlan(shape, kind, batch, tables, pool) for kind in set(shape.layers)}
-        self._plans = [plans[kind] for kind in shape.layers]
+        self._kernels = kernels_for(pool.k(0)) if takes(pool) else None
+        kinds = set(shape.layers)
+        if self._kernels:
+            compiled = {kind: kernel_plan(shape, kind, batch, tables, pool) for kind in kinds}
+            self._compiled = [compiled[kind] for kind in shape.layers]
+        else:
+            plans = {kind: ContextPlan(shape, kind, batch, tables, pool) for kind in kinds}
+            self._plans = [plans[kind] for kind in shape.layers]
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None
     ) -> torch.Tensor:
         """See Attend."""
+        if self._kernels:
+            plan, out = self._compiled[layer], torch.empty(q.shape, dtype=q.dtype)
+            self._kernels.attend(plan.with_own(plan.at(layer, q, out), k, v, sink))
+            return out
         groups = self._plans[layer].groups
         if len(groups) == 1:
             return self._attend(layer, groups[0], (q, k, v), sink)

@@ -4,9 +4,12 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from memsvc.device.cpu.attention import KernelPlan, Rows, takes
+from memsvc.device.cpu.kernels import kernels_for
 from memsvc.device.kv_pool import KvPool, zero_rows
 from memsvc.device.page_table import PageTables
 
@@ -14,6 +17,8 @@ TILE_ROWS = 256
 """A prompt chunk is attended in tiles of so many rows; each sees no further than its own end."""
 SCRATCH_BYTES = 1 << 20
 """Keys and values of one layer gathered at a time, at most, unless one request has more: they stay in the cache."""
+KERNEL_ROWS = 32
+"""Spans of at most so many rows go to the compiled kernel, where there is one: longer ones torch does as fast."""
 _PAD_FACTOR = 1.25
 _PAD_PAGES = 2
 
@@ -66,19 +71,29 @@ class PagedAttention:
         self._pool = pool
         self._tables = tables
         self._group_size = num_heads // pool.shape.num_kv_heads
-        shape = pool.shape
+        self._kernels = kernels_for(pool.k(0)) if takes(pool) else None
+        few = [span for span in spans if span.num <= KERNEL_ROWS] if self._kernels else []
+        self._few = KernelPlan(pool, tables, _kernel_rows(few), num_heads) if few else None
+        self._groups = self._plan_groups([span for span in spans if span.num > KERNEL_ROWS or not few])
+
+    def _plan_groups(self, spans: list[Span]) -> list[_Group]:
+        if not spans:
+            return []
+        pool, shape, tables = self._pool, self._pool.shape, self._tables
         page_bytes = 2 * pool.page_size * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
         parts = group_spans(spans, pool.page_size, SCRATCH_BYTES // page_bytes)
         # All groups use the same scratch, one after another.
         num_bytes = page_bytes * max(len(part) * _num_pages(part, pool.page_size) for part in parts)
         scratch = torch.empty(num_bytes // shape.dtype.itemsize, dtype=shape.dtype, device=tables.device)
-        self._groups = [self._plan(part, scratch) for part in parts]
+        return [self._plan(part, scratch) for part in parts]
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """q [rows, heads, d] against the pool, where this forward's k and v already are: [rows, heads * d]."""
-        if len(self._groups) == 1 and isinstance(self._groups[0].rows, slice):
+        if self._few is None and len(self._groups) == 1 and isinstance(self._groups[0].rows, slice):
             return self._attend(layer, self._groups[0], q)
         out = torch.empty((q.shape[0], q.shape[1] * q.shape[2]), dtype=q.dtype, device=q.device)
+        if self._few is not None and self._kernels is not None:
+            self._kernels.attend(self._few.at(layer, q, out.view(q.shape)))
         for group in self._groups:
             out[group.rows] = self._attend(layer, group, q[group.rows])
         return out
@@ -115,6 +130,11 @@ class PagedAttention:
             keys=gathered[0].transpose(1, 2),
             values=gathered[1].transpose(1, 2),
         )
+
+
+def _kernel_rows(spans: list[Span]) -> Rows:
+    columns = np.array([(span.table_row, span.first, span.num, 0, span.start) for span in spans], dtype=np.int64).T
+    return Rows(table_rows=columns[0], firsts=columns[1], nums=columns[2], lows=columns[3], positions=columns[4])
 
 
 def _num_pages(spans: list[Span], page_size: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from memsvc.device.cpu.kernels import kernels_for, load
 from memsvc.wire.mem import KindLayout
 
 
@@ -35,6 +36,8 @@ class KvPool:
     def __init__(self, arena: torch.Tensor, kind: KindLayout, shape: KvShape) -> None:
         """arena: uint8 [arena_bytes]. Raises ValueError if kind and shape do not describe the same page."""
         _check(arena, kind, shape)
+        if shape.dtype == torch.bfloat16 and arena.is_cpu:
+            load()  # so that the log of a start says which kernels run
         item = shape.dtype.itemsize
         self.kind = kind
         self.shape = shape
@@ -79,6 +82,9 @@ class KvPool:
 
     def write_at(self, layer: int, place: tuple[torch.Tensor, torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         """write, with the slots already split."""
+        kernels = kernels_for(k)
+        if kernels and kernels.write_kv((self._k[layer], self._v[layer]), place, k, v):
+            return
         self._k[layer].index_put_(place, k)
         self._v[layer].index_put_(place, v)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from memsvc.device.cpu.kernels import kernels_for
 from memsvc.device.packed import is_packable, pack, packed_linear
 from memsvc.device.rope import Rotary
 
@@ -46,8 +47,21 @@ class RMSNorm:
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        kernels = kernels_for(x)
+        out = kernels.rms_norm(x, self.weight, self.eps) if kernels else None
+        if out is not None:
+            return out
         # Without its weight, torch's norm rounds to x's dtype before the weight comes in.
         return self.weight * F.rms_norm(x, x.shape[-1:], None, self.eps)
+
+    def after(self, x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+        """x += more, then the norm of x [n, d]."""
+        kernels = kernels_for(x) if type(self) is RMSNorm else None
+        out = kernels.add_and_norm(x, more, self.weight, self.eps) if kernels else None
+        if out is not None:
+            return out
+        x += more
+        return self(x)
 
 
 class ZeroCentredRMSNorm(RMSNorm):
@@ -108,5 +122,10 @@ class GatedMlp:
         self.act = act
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self.act(gate).mul_(up))
+        gate_up = self.gate_up(x)
+        kernels = kernels_for(gate_up) if self.act is F.silu else None
+        product = kernels.silu_mul(gate_up) if kernels else None
+        if product is None:
+            gate, up = gate_up.chunk(2, dim=-1)
+            product = self.act(gate).mul_(up)
+        return self.down(product)

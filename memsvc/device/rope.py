@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from memsvc.device.cpu.kernels import kernels_for
 from memsvc.device.hf_config import RopeSpec
 
 
@@ -81,6 +82,10 @@ class Rotary:
     def rotate(self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """x [n, heads, head_dim] turned by the tables of its n positions."""
         cos, sin = tables
+        kernels = kernels_for(x)
+        out = kernels.rotate(x, cos, sin) if kernels else None
+        if out is not None:
+            return out
         turned = x if self.rotary_dim == x.shape[-1] else x[..., : self.rotary_dim]
         # The sign of the swapped half sits in the table, which rounds the same as negating x.
         swapped = turned.roll(self.rotary_dim // 2, dims=-1)

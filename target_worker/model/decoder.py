@@ -82,12 +82,12 @@ class Decoder:
         for i, layer in enumerate(self.layers):
             if isinstance(layer, DeltaLayer):
                 assert recur is not None, f"layer {i} is recurrent"
-                x += layer.mix(num_linear, layer.input_norm(x), recur)
+                mixed = layer.mix(num_linear, layer.input_norm(x), recur)
                 num_linear += 1
             else:
-                x += self._attention(num_full, layer, layer.input_norm(x), attend, tables)
+                mixed = self._attention(num_full, layer, layer.input_norm(x), attend, tables)
                 num_full += 1
-            x += layer.mlp(layer.post_norm(x))
+            x += layer.mlp(layer.post_norm.after(x, mixed))
             if tap is not None:
                 tap(i, x)
         return x
