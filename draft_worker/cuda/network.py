@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from draft_worker.attention import Attend
 from draft_worker.conv import LocalConv
@@ -21,11 +20,11 @@ from memsvc.device.kernels.context_write import ContextRows, ContextSpec, write_
 from memsvc.device.kernels.conv import ConvTaps, conv_finish_add_rms_norm, conv_prepare
 from memsvc.device.kernels.embed import embed_block, gather_features, gather_rows
 from memsvc.device.kernels.heads import HeadSpec, rotate_heads
-from memsvc.device.kernels.mlp import silu_mul
-from memsvc.device.kernels.norm import add_rms_norm, rms_norm
+from memsvc.device.kernels.norm import rms_norm
 from memsvc.device.kernels.places import BlockRows
 from memsvc.device.kv_pool import KvPool
-from memsvc.device.layers import RMSNorm
+from memsvc.device.layers import Linear, RMSNorm
+from memsvc.device.linear_backends import AddNorm, Gated, linear
 from memsvc.device.slots import SlotState
 
 MEM, FWD, HEAD, SELECT = "mem", "fwd", "head", "select"
@@ -60,6 +59,7 @@ class DraftStep:
         shape = model.shape
         self._model = model
         self._memory = memory
+        self._head = Linear(model.head)
         self._block_size = 1 + num_drafts
         self._layers = [_heads_of(layer, model) for layer in model.layers]
         self._context = ContextSpec(
@@ -83,10 +83,10 @@ class DraftStep:
         """K and V of all layers for the tokens that each member's newest verify made final: num_rows of them."""
         model, memory, slots, size = self._model, self._memory, self._memory.slots, self._block_size
         features = gather_features(memory.features, places.members, slots.feature_row, slots.num_rows, size)
-        projected = model.feature_proj(features.to(model.dtype))
+        projected = linear(features.to(model.dtype), model.feature_proj)
         c = rms_norm(projected, model.feature_norm.weight, model.feature_norm.eps)
         shape = model.shape
-        kv = model.context_kv(c).view(len(c), shape.num_layers, 2, shape.num_kv_heads, shape.head_dim)
+        kv = linear(c, model.context_kv).view(len(c), shape.num_layers, 2, shape.num_kv_heads, shape.head_dim)
         rows = ContextRows(
             members=places.members,
             num_rows=slots.num_rows,
@@ -103,7 +103,7 @@ class DraftStep:
         attend = self._attend(places) if make_attend is None else make_attend(places)
         z = self._rows(places, attend)
         yield FWD
-        logits = F.linear(z, self._model.head)
+        logits = linear(z, self._head)
         yield HEAD
         self._choice.choose(places, z, logits)
         yield SELECT
@@ -135,33 +135,40 @@ class DraftStep:
         for index, layer in enumerate(model.layers):
             last = index + 1 == len(model.layers)
             taps, u = self._prepare(layer.attention_conv, u)
-            y = self._attention(index, u, rows, attend)
-            u, x = self._finish(y, taps, x, layer.post_norm)
+            u, x = self._finish(self._attention(index, u, rows, attend), layer.out, taps, x, layer.post_norm)
             taps, u = self._prepare(layer.mlp_conv, u)
-            y = layer.mlp.down(silu_mul(layer.mlp.gate_up(u)))
+            gated = linear(u, layer.mlp.gate_up, Gated())
             following = model.norm if last else model.layers[index + 1].input_norm
-            u, x = self._finish(y, taps, x, following, skip=int(last))
+            u, x = self._finish(gated, layer.mlp.down, taps, x, following, skip=int(last))
         return u
 
     def _attention(self, index: int, u: torch.Tensor, rows: BlockRows, attend: Attend) -> torch.Tensor:
+        """What the layer's output projection multiplies."""
         layer, size = self._model.layers[index], self._block_size
-        heads = rotate_heads(layer.qkv(u), rows, self._layers[index])
+        heads = rotate_heads(linear(u, layer.qkv), rows, self._layers[index])
         q, k, v = (part.view(-1, size, *part.shape[1:]) for part in heads)
-        return layer.out(attend(index, q, k, v, layer.sink).reshape(len(u), -1))
+        return attend(index, q, k, v, layer.sink).reshape(len(u), -1)
 
     def _prepare(self, conv: LocalConv | None, u: torch.Tensor) -> tuple[ConvTaps | None, torch.Tensor]:
         if conv is None:
             return None, u
-        taps = ConvTaps(base=conv.base_kernel, dynamic=conv.projection(u), block_size=self._block_size)
+        taps = ConvTaps(base=conv.base_kernel, dynamic=linear(u, conv.projection), block_size=self._block_size)
         return taps, conv_prepare(u, taps)
 
     def _finish(
-        self, y: torch.Tensor, taps: ConvTaps | None, residual: torch.Tensor, norm: RMSNorm, skip: int = 0
+        self,
+        out: torch.Tensor,
+        layer: Linear,
+        taps: ConvTaps | None,
+        residual: torch.Tensor,
+        norm: RMSNorm,
+        skip: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(normed residual + y, without the first `skip` rows of a block; the new residual)."""
+        """(normed residual + layer's product, without the first `skip` rows of a block; the new residual)."""
         if taps is not None:
+            y = linear(out, layer)
             return conv_finish_add_rms_norm(y, taps, residual, norm.weight, norm.eps, skip=skip)
-        normed, residual = add_rms_norm(y, residual, norm.weight, norm.eps)
+        normed, residual = linear(out, layer, AddNorm(residual=residual, norm=norm))
         if skip:
             normed = gather_rows(normed.view(-1, self._block_size, normed.shape[1]), skip)
         return normed, residual

@@ -12,11 +12,12 @@ import torch
 from memsvc.device.kernels.attention_tiles import AttentionScratch
 from memsvc.device.kernels.block_attention import Context, block_attention
 from memsvc.device.kernels.heads import HeadSpec, rotate_heads_into_pages
-from memsvc.device.kernels.mlp import gate_mul, silu_mul
-from memsvc.device.kernels.norm import Tap, add_rms_norm, rms_norm
+from memsvc.device.kernels.mlp import gate_mul
+from memsvc.device.kernels.norm import Tap, rms_norm
 from memsvc.device.kernels.places import Rows
 from memsvc.device.kv_pool import KvPool
 from memsvc.device.layers import RMSNorm, ZeroCentredRMSNorm
+from memsvc.device.linear_backends import AddNorm, Gated, linear
 from memsvc.device.slots import SlotState
 from target_worker.model.decoder import Decoder, DecoderLayer
 
@@ -60,21 +61,23 @@ class TargetNetwork:
         """
         u = _norm(x, self._layers[0].input_norm)
         for i, layer in enumerate(self._layers):
-            u, x = _add_norm(self._mix(i, layer, u, rows, attend), x, layer.post_norm)
+            out = self._mix(i, layer, u, rows, attend)
+            u, x = linear(out, layer.o, AddNorm(residual=x, norm=layer.post_norm))
             following = self._layers[i + 1].input_norm if i + 1 < len(self._layers) else self.model.norm
-            y = layer.mlp.down(silu_mul(layer.mlp.gate_up(u), self.model.shape.hidden_act))
-            u, x = _add_norm(y, x, following, self._tap(i, first_row))
+            gated = linear(u, layer.mlp.gate_up, Gated(self.model.shape.hidden_act))
+            u, x = linear(gated, layer.mlp.down, AddNorm(residual=x, norm=following, tap=self._tap(i, first_row)))
         return u
 
     def _mix(self, index: int, layer: DecoderLayer, u: torch.Tensor, rows: Rows, attend: AttendRows) -> torch.Tensor:
+        """What the layer's output projection multiplies."""
         pool, shape = self._memory.pool, self.model.shape
-        qkv = layer.qkv(u)
+        qkv = linear(u, layer.qkv)
         q, k, v = rotate_heads_into_pages(qkv, rows, self._heads[index], pool.k(index), pool.v(index))
         out = attend(index, q, k, v).reshape(len(u), -1)
         if layer.is_gated:
             first = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
             out = gate_mul(qkv[:, first:], out, "sigmoid")
-        return layer.o(out)
+        return out
 
     def _tap(self, layer: int, first_row: torch.Tensor) -> Tap | None:
         memory = self._memory
@@ -106,12 +109,6 @@ class BlockAttend:
 
 def _norm(x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
     return rms_norm(x, norm.weight, norm.eps, isinstance(norm, ZeroCentredRMSNorm))
-
-
-def _add_norm(
-    y: torch.Tensor, x: torch.Tensor, norm: RMSNorm, tap: Tap | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return add_rms_norm(y, x, norm.weight, norm.eps, isinstance(norm, ZeroCentredRMSNorm), tap)
 
 
 def _heads_of(layer: DecoderLayer, model: Decoder) -> HeadSpec:

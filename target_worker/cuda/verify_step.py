@@ -11,6 +11,7 @@ from memsvc.device.kernels.attention_tiles import AttentionScratch
 from memsvc.device.kernels.embed import embed_verify
 from memsvc.device.kernels.places import BlockRows
 from memsvc.device.kernels.sample import SampleScratch, sample_rows_device
+from memsvc.device.linear_backends import linear
 from target_worker.cuda.network import BlockAttend, TargetMemory, TargetNetwork
 
 VERIFY, HEAD, ACCEPT = SECTIONS = ("verify", "head", "accept")
@@ -62,7 +63,7 @@ class VerifyStep:
         x = embed_verify(slots.anchor, slots.drafts[:, : size - 1], places.members, self._network.model.embedding)
         u = self._network.hidden(x.flatten(0, 1), rows, attend, self._first_row)
         yield VERIFY
-        logits = self._network.model.head(u)
+        logits = linear(u, self._network.model.head)
         yield HEAD
         tokens = sample_rows_device(logits, places.members, slots, self._sampling)
         accept(tokens, places.members, slots, simulate=self._config.simulate_accept_length, results=results)
