@@ -12,9 +12,10 @@ from memsvc.client import MemoryClient
 from memsvc.rpc import Rpc
 from memsvc.wire import links
 from memsvc.wire.mem import Layout, Registered
+from memsvc.wire.spec import ExchangeMap
 from target_worker.config import TargetConfig
+from target_worker.draft_peer import DraftContract
 from target_worker.model.decoder import Decoder
-from target_worker.spec_link import DraftContract
 from target_worker.text_link import TextLink
 
 
@@ -65,8 +66,8 @@ class Base:
         """The way to the draft worker."""
         return Rpc(self.context, links.SPEC, self.run_dir)
 
-    def draft_contract(self) -> DraftContract:
-        """What the draft has to agree to."""
+    def draft_contract(self, exchange: ExchangeMap | None = None) -> DraftContract:
+        """What the draft has to agree to. exchange: where things lie in it, on a CUDA device."""
         return DraftContract(
             engine=self.config.engine,
             epoch=self.registered.epoch,
@@ -74,6 +75,7 @@ class Base:
             feature_dtype=str(self.model.dtype).removeprefix("torch."),
             block_size=self.config.block_size,
             target_layer_ids=self.config.target_layer_ids,
+            exchange=exchange,
         )
 
 

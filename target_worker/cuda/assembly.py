@@ -13,7 +13,7 @@ from target_worker.cuda.exchange import Exchange
 from target_worker.cuda.executor import DeviceExecutor
 from target_worker.cuda.network import TargetMemory, TargetNetwork
 from target_worker.cuda.plan_drafting import PlanDrafting
-from target_worker.cuda.plan_link import PlanContract, PlanLink, TargetLane
+from target_worker.cuda.plan_link import PlanLink, TargetLane
 from target_worker.cuda.prefill_backends import PrefillMemory, choose_prefill
 from target_worker.cuda.prompts import Chunk, PromptStep
 from target_worker.cuda.scheduler import Neighbours, PipelinedScheduler
@@ -105,7 +105,7 @@ class CudaEngine:
             self._lane.drain(_PATIENCE_S)
 
     def _make_link(self, exchange: Exchange) -> PlanLink:
-        contract = PlanContract(draft=self._base.draft_contract(), exchange=exchange.map)
+        contract = self._base.draft_contract(exchange.map)
         return PlanLink(self._base.spec_rpc(), contract, self._lane, exchange.slots.num_drafts)
 
     def step(self) -> None:

@@ -11,11 +11,10 @@ from memsvc.wire.spec import ExchangeMap
 from target_worker.config import TargetConfig
 from target_worker.cuda.executor import DeviceExecutor
 from target_worker.cuda.plan_drafting import PlanDrafting
-from target_worker.cuda.plan_link import PlanContract
 from target_worker.cuda.scheduler import Neighbours, PipelinedScheduler
+from target_worker.draft_peer import DraftContract
 from target_worker.mem_link import MemLink
 from target_worker.req import Phase, Req
-from target_worker.spec_link import DraftContract
 from target_worker.width import Width, make_width
 from tests.support.toy_device import ToyDevice, ToyLane
 from tests.support.toy_plan_draft import ToyPlanDraft, ToyPlanLink, ToyRpc
@@ -82,8 +81,8 @@ class PipelinedEngine(ToyServer):
             self.spec = ToyPlanDraft(self.device, layout, k, wrong_every, MAX_PAGES)
             self.spec.is_wanted = lambda slot: any(req.phase is Phase.DECODE for req in self._reqs_of(slot))
             self.rpc = ToyRpc(self.spec, rng)
-            draft = DraftContract(engine, Epoch(client.registered.epoch), 8, "float32", 1 + k, (0,))
-            contract = PlanContract(draft, ExchangeMap(0, max_running, 0, len(self.device.exchange)))
+            exchange = ExchangeMap(0, max_running, 0, len(self.device.exchange))
+            contract = DraftContract(engine, Epoch(client.registered.epoch), 8, "float32", 1 + k, (0,), exchange)
             self.link = ToyPlanLink(self.rpc, contract, self.lane, None)  # type: ignore[arg-type]
             self.link.draft = self.spec
         drafting = PlanDrafting(self.link, mem, width or make_width(config), self.lane)  # type: ignore[arg-type]

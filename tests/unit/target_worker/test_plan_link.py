@@ -9,9 +9,9 @@ import pytest
 
 from memsvc.wire.base import BadRequest, Epoch
 from memsvc.wire.spec import DraftHello, DraftReady, ExchangeMap, Plan, Planned
-from target_worker.cuda import plan_link
-from target_worker.cuda.plan_link import PlanContract, PlanLink
-from target_worker.spec_link import DraftContract
+from target_worker import draft_peer
+from target_worker.cuda.plan_link import PlanLink
+from target_worker.draft_peer import DraftContract
 from tests.support.scripted_rpc import ScriptedRpc
 
 EMPTY = Plan(1, 0, [], [], [], [], [], [], [], [], [], [], [], 0)
@@ -32,7 +32,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.rpc, self.lane = ScriptedRpc(), Handed()
-        contract = PlanContract(DraftContract("main", Epoch(1), 8, "float32", 4, (0, 1)), ExchangeMap(0, 8, 256, 64))
+        contract = DraftContract("main", Epoch(1), 8, "float32", 4, (0, 1), ExchangeMap(0, 8, 256, 64))
         self.link = PlanLink(self.rpc, contract, self.lane, None)  # type: ignore[arg-type]
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
@@ -124,7 +124,7 @@ def test_a_draft_that_dies_before_it_answers_is_not_waited_for(rig: Rig) -> None
 def test_a_draft_that_answers_nothing_is_killed_first(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     beats: list[int] = []
     rig.link.on_wait = lambda: beats.append(1)
-    monkeypatch.setattr(plan_link, "HANG_S", 0.02)
+    monkeypatch.setattr(draft_peer, "HANG_S", 0.02)
     rig.up()
     assert rig.link.send(msgspec.structs.replace(EMPTY, number=rig.link.next_value()))
     assert not rig.link.answered()

@@ -9,9 +9,10 @@ from memsvc.wire.base import BadRequest, Epoch, PageId, ReqId, pack_tokens
 from memsvc.wire.codec import encode
 from memsvc.wire.spec import Drafted, DraftHello, DraftReady, Propose
 from memsvc.wire.text import Sampling
+from target_worker.draft_peer import DraftContract
 from target_worker.propose import open_bytes
 from target_worker.req import FeatureRows, Phase, Req
-from target_worker.spec_link import DraftContract, SpecLink
+from target_worker.spec_link import SpecLink
 from tests.support.scripted_rpc import ScriptedRpc
 
 READY = DraftReady(os.getpid(), 1, 4, [0, 1])
