@@ -104,6 +104,10 @@ class LaunchConfig:
             )
         if self.has_mps and not self.is_cuda:
             raise ValueError(f"--mps is on, which needs a CUDA device; --device is {self.device}")
+        if self.attention_backend not in ("auto", "torch") and not self.is_cuda:
+            raise ValueError(
+                f"--attention-backend {self.attention_backend} needs a CUDA device; --device is {self.device}"
+            )
         if self.speculative_algorithm == NO_SPECULATION and (self.draft_model_path or self.asks_for_speculation):
             raise ValueError("--speculative-algorithm none, but other flags name a drafter or ask for drafts")
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):

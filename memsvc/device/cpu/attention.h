@@ -91,7 +91,8 @@ struct Places {
 // 2^x for x <= 0, relative error below 3e-6: Taylor on [-1/2, 1/2], far inside the rounding of a weight. Never less
 // than 2^-126, which is as good as nothing beside the largest weight, 1: smaller results take hundreds of cycles.
 inline __m512 exp2_of(__m512 x) {
-    x = _mm512_max_ps(x, _mm512_set1_ps(-126.0f));
+    // Of a number and a NaN this gives the second: a score that is none must not come out as a weight.
+    x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);
     const __m512 whole = _mm512_roundscale_ps(x, 8);
     const __m512 f = _mm512_sub_ps(x, whole);
     __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(0.00133335581f), f, _mm512_set1_ps(0.00961812911f));

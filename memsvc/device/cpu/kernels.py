@@ -44,7 +44,7 @@ class Kernels:
             return None
         weight_stride = width if weight.dim() == 2 else 0
         fits = weight.shape == x.shape[-weight.dim() :] and weight.is_contiguous() and x.stride(-1) == 1
-        if not fits or weight.dim() > 2 or weight.dtype != torch.bfloat16 or width > MAX_NORM_WIDTH:
+        if not fits or weight.dim() >= x.dim() or weight.dtype != torch.bfloat16 or not 0 < width <= MAX_NORM_WIDTH:
             return None
         out = torch.empty(x.shape, dtype=x.dtype)
         self._rms_norm(
@@ -61,7 +61,7 @@ class Kernels:
         """x += more, then RMSNorm of x: x and more [n, d] of one dtype."""
         fits = x.dim() == 2 and more.shape == x.shape and more.dtype == x.dtype and weight.shape == x.shape[1:]
         whole = x.stride(1) == more.stride(1) == 1 and weight.is_contiguous()
-        if not (fits and whole) or weight.dtype != torch.bfloat16 or x.shape[1] > MAX_NORM_WIDTH:
+        if not (fits and whole) or weight.dtype != torch.bfloat16 or not 0 < x.shape[1] <= MAX_NORM_WIDTH:
             return None
         out = torch.empty(x.shape, dtype=x.dtype)
         num_rows, width = x.shape
@@ -75,7 +75,7 @@ class Kernels:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor | None:
         """silu(gate) * up of gate_up [n, 2 d], gate first: [n, d]."""
-        if gate_up.dim() != 2 or gate_up.stride(1) != 1:
+        if gate_up.dim() != 2 or gate_up.stride(1) != 1 or gate_up.shape[1] < 2:
             return None
         num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((num_rows, width), dtype=gate_up.dtype)
@@ -86,8 +86,11 @@ class Kernels:
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
         """Rotary.rotate of x [n, heads, d] by contiguous tables [n, 1, rotary_dim]."""
+        if x.dim() != 3 or cos.shape != (len(x), 1, cos.shape[-1]) or cos.shape != sin.shape:
+            return None
         num_rows, num_heads, head_dim = x.shape
-        if x.stride()[1:] != (head_dim, 1) or cos.dtype != x.dtype or not (cos.is_contiguous() and sin.is_contiguous()):
+        whole = x.stride()[1:] == (head_dim, 1) and cos.is_contiguous() and sin.is_contiguous()
+        if not whole or cos.dtype != x.dtype or sin.dtype != x.dtype or not x.numel():
             return None
         out = torch.empty(x.shape, dtype=x.dtype)
         self._rotate(
@@ -111,8 +114,9 @@ class Kernels:
         """
         form, num_rows = pages[0].shape, len(place[0])
         inner = (form[3], 1)
-        whole = k.stride()[1:] == v.stride()[1:] == inner and place[0].is_contiguous() and place[1].is_contiguous()
-        if not whole or k.dtype != pages[0].dtype or v.dtype != k.dtype or len(k) != num_rows or len(v) != num_rows:
+        whole = k.stride()[1:] == v.stride()[1:] == inner and all(part.is_contiguous() for part in place)
+        fits = k.shape == v.shape == (num_rows, *form[2:]) and len(place[1]) == num_rows
+        if not (whole and fits) or k.dtype != pages[0].dtype or v.dtype != k.dtype:
             return False
         written = self._write_kv(
             WriteCall(

@@ -220,3 +220,21 @@ def test_rows_of_a_request_are_cut_into_equal_parts_of_whole_quads() -> None:
 @pytest.mark.parametrize(("head_dim", "is_taken"), [(64, True), (256, True), (20, False), (272, False)])
 def test_pages_of_odd_heads_stay_with_torch(head_dim: int, is_taken: bool) -> None:
     assert takes(Batch(Case(head_dim=head_dim, spans=((3, 1),))).pool) is is_taken
+
+
+def test_a_key_or_query_that_is_no_number_shows_in_the_output(kernels: Kernels) -> None:
+    batch = Batch(Case(spans=((60, 1), (60, 1)), group_size=3))
+    slot = batch.tables.slots(batch.table_rows[0], 10, 1)
+    batch.pool.k(1)[slot // 16, slot % 16, 1, 5] = torch.nan
+    out = batch.by_kernel(kernels)
+    # Of the first request, the heads that read this key head.
+    lost = torch.isnan(out)
+    assert lost[0, 3:6].all()
+    assert not lost[0, :3].any()
+    assert not lost[0, 6:].any()
+    assert not lost[1].any()
+    batch = Batch(Case(spans=((60, 1),)))
+    batch.q[0, 2, 7] = torch.nan
+    lost = torch.isnan(batch.by_kernel(kernels))
+    assert lost[0, 2].all()
+    assert lost.sum() == 64

@@ -163,3 +163,20 @@ def test_two_threads_give_the_bits_of_one() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_what_does_not_fit_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = load()
+    assert kernels is not None
+    # A weight a row, tables that are broadcast, widths of nothing.
+    norm, x = RMSNorm(random(3, 64), 1e-5), random(3, 64)
+    assert torch.equal(norm(x), by_torch(monkeypatch, lambda: norm(x)))
+    heads, table = random(9, 4, 64), random(1, 1, 64)
+    assert kernels.rotate(heads, table, table) is None
+    assert kernels.rotate(heads, table.expand(9, -1, -1).contiguous(), table.float().expand(9, -1, -1)) is None
+    assert kernels.rms_norm(random(3, 0), random(0), 1e-5) is None
+    assert kernels.add_and_norm(random(3, 0), random(3, 0), random(0), 1e-5) is None
+    assert kernels.silu_mul(random(3, 0)) is None
+    pages, place = (random(4, 16, 2, 8), random(4, 16, 2, 8)), (torch.ones(3).long(), torch.ones(3).long())
+    assert not kernels.write_kv(pages, place, random(3, 1, 8), random(3, 1, 8))
+    assert not kernels.write_kv(pages, (place[0], place[1][:2]), random(3, 2, 8), random(3, 2, 8))

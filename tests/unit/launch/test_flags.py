@@ -113,6 +113,7 @@ def test_an_unknown_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
         (["--checkpoint-interval=-1"], ["--checkpoint-interval is -1"]),
         (["--attention-backend=fast"], ["'fast'", "triton", "flashinfer"]),
         (["--mps=on"], ["--mps is on", "--device is cpu"]),
+        (["--attention-backend", "triton"], ["--attention-backend triton", "--device is cpu"]),
         (["--mps=maybe"], ["'maybe'", "off", "on"]),
         (["--api-key=k\u00e9y"], ["printable ASCII"]),
         (["--api-key-file=/does/not/exist"], ["/does/not/exist"]),
