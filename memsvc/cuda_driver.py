@@ -205,4 +205,6 @@ def _module(name: str, package: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ValueError(f"a CUDA device needs the package {package}, which is not installed ({error})") from error
+        raise ValueError(
+            f"a CUDA device needs the package {package}, which is not installed ({error}); the extra cuda of this project has it"
+        ) from error

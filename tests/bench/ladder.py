@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         rungs, config = measure(args)
-    except RuntimeError as error:
+    except (AssertionError, RuntimeError) as error:  # the server did not start, or requests failed
         print(f"ladder: {error}", file=sys.stderr)
         return 1
     if args.json:

@@ -15,6 +15,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from draft_worker.config import ROUTES
 from tests.bench.propose_geometry import GEOMETRIES
 from tests.bench.propose_turns import Job, run_job
@@ -73,6 +75,8 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := set(args.routes) - set(ROUTES):
         parser.error(f"--routes: {', '.join(sorted(unknown))} is none of {', '.join(ROUTES)}")
+    if not torch.cuda.is_available():
+        parser.exit(1, "tests.bench.propose times CUDA graphs and finds no CUDA device: nothing was measured\n")
     logging.basicConfig(level=logging.WARNING)
     geometry = GEOMETRIES[args.geometry]
     rows = []
