@@ -1,10 +1,12 @@
 """Every request from Admit to its one terminal message, whatever the order in which steps are computed and read."""
 
 import logging
+import time
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from memsvc.wire.base import FinishReason, ReqId
-from memsvc.wire.mem import Stepped, TooLarge
+from memsvc.wire.mem import NoRoom, Stepped, TooLarge
 from memsvc.wire.text import Abort, AbortAll, Admit
 from target_worker.admission import WaitingList
 from target_worker.config import TargetConfig
@@ -16,6 +18,10 @@ from target_worker.text_link import TextLink
 
 logger = logging.getLogger(__name__)
 
+IDLE_POLL_S = 0.5
+"""Longest sleep without work; leases are renewed and a returning draft is noticed at this pace."""
+PRESSURE_POLL_S = 0.002
+"""Pause before asking again when memory must come from limbo, quarantine or another engine."""
 MAX_OPEN_TOKENS = 1 << 20
 """Tokens of requests opened by one Step, so that the message stays a quarter of what a link takes."""
 BLOCKED_STEPS = 16
@@ -55,7 +61,7 @@ class Stops(Protocol):
         ...
 
 
-class RequestKeeper:
+class RequestKeeper(ABC):
     """What both schedulers share: requests that come, wait, run and end, and their part of each Step message."""
 
     def __init__(
@@ -183,6 +189,55 @@ class RequestKeeper:
         self._speculation.close(req)
         req.row = 0
 
+    @abstractmethod
+    def _quiesce(self) -> None:
+        """Nothing computes, and nothing waits to be written: a Step may be sent that releases pages."""
+
+    def _follow(self, following: StepPlan, stepped: Stepped) -> None:
+        """Make `following` the next plan: without those that memsvc wants back, and with slots for the rest."""
+        self._retract([self._running[rid] for rid in stepped.retract if rid in self._running], following)
+        self._make_room(following, stepped.no_room)
+        following.drop(self._finished())
+        self._plan = following
+
+    def _make_room(self, following: StepPlan, no_room: NoRoom | None) -> None:
+        """Ask again for the slots of `following`, giving up requests, until they are there or nobody is left."""
+        if no_room is not None:
+            self._quiesce()
+        while no_room is not None and following:
+            victims = [self._running[rid] for rid in no_room.victims if rid in self._running]
+            self._take_in(0.0 if victims else PRESSURE_POLL_S)
+            self._retract(victims, following)
+            self._quiesce()
+            following.drop(self._finished())
+            self._mem.begin(self._slots(StepPlan(), following), [], self._closes())
+            no_room = self._finish().no_room
+
+    def _retract(self, victims: list[Req], following: StepPlan) -> None:
+        """Give the memory of running requests back; they wait again, with everything they produced."""
+        if not _unfinished(victims):
+            return
+        self._quiesce()
+        # What was under way may have ended some of them.
+        victims = _unfinished(victims)
+        following.drop(victims)
+        if not victims:
+            return
+        self._mem.begin([], [], [(req, "retract") for req in victims])
+        self._finish()
+        for req in victims:
+            logger.info("retract rid=%d computed=%d tokens=%d", req.rid, req.computed_len, len(req.tokens))
+            req.retract()
+            self.counters.num_retracts += 1
+            self._waiting.push(req)
+
+    def _pause(self, plan: StepPlan) -> None:
+        """Requests wait and memsvc has no room for the first of them: `plan`, the next one and the pool are empty."""
+        if not plan and not self._plan and not self._running:
+            time.sleep(PRESSURE_POLL_S)
+
+    # Results
+
     def _book(self, req: Req, tokens: list[int], num_drafts: int) -> None:
         """Append what a forward gave. A request in PREFILL whose prompt is done starts to decode."""
         if num_drafts:
@@ -208,6 +263,10 @@ class RequestKeeper:
     def _report(self) -> None:
         stats = self.counters.message(self._mem.num_open, len(self._waiting), draft_up=self._speculation.is_up)
         self._text.send_stats(stats, idle=self.is_idle)
+
+
+def _unfinished(reqs: list[Req]) -> list[Req]:
+    return [req for req in reqs if req.phase is not Phase.FINISHED]
 
 
 def _too_large_text(req: Req, answer: TooLarge) -> str:

@@ -1,29 +1,19 @@
 """The step loop: take in, ask for memory, draft, forward, verify, hand out."""
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memsvc.wire.mem import NoRoom
 from target_worker.config import TargetConfig
 from target_worker.drafting import Drafting
 from target_worker.executor import Executor
-from target_worker.keeper import RequestKeeper
+from target_worker.keeper import IDLE_POLL_S, RequestKeeper
 from target_worker.mem_link import MemLink
 from target_worker.plan import StepPlan
-from target_worker.req import Phase, Req
 from target_worker.spec_link import SpecLink
 from target_worker.text_link import TextLink
 from target_worker.trace import StepTrace
 from target_worker.width import Width, make_width
-
-logger = logging.getLogger(__name__)
-
-IDLE_POLL_S = 0.5
-"""Longest sleep without work; leases are renewed and a returning draft is noticed at this pace."""
-PRESSURE_POLL_S = 0.002
-"""Pause before asking again when memory must come from limbo, quarantine or another engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,45 +61,12 @@ class Scheduler(RequestKeeper):
         self._mem.begin(self._slots(plan, following), self._next_opens(len(closes)), closes)
         num_tokens = self._compute(plan)
         stepped = self._finish()
-        self._retract([self._running[rid] for rid in stepped.retract if rid in self._running], following)
-        self._make_room(following, stepped.no_room)
-        following.drop(self._finished())
-        self._plan = following
+        self._follow(following, stepped)
         self._count(plan, num_tokens, self._clock() - started, is_typical=stepped.no_room is None)
         self._report()
-        if not plan and not following and not self._running:
-            time.sleep(PRESSURE_POLL_S)  # requests wait and memsvc has no room for the first of them
+        self._pause(plan)
 
-    def _make_room(self, following: StepPlan, no_room: NoRoom | None) -> None:
-        """Ask again for the slots of `following`, giving up requests, until they are there or nobody is left."""
-        if no_room is not None:
-            # Every Step from here on releases draft pages, so nothing may wait to be written into one.
-            self._flush_features()
-        while no_room is not None and following:
-            victims = [self._running[rid] for rid in no_room.victims if rid in self._running]
-            self._take_in(0.0 if victims else PRESSURE_POLL_S)
-            self._retract(victims, following)
-            self._flush_features()
-            following.drop(self._finished())
-            self._mem.begin(self._slots(StepPlan(), following), [], self._closes())
-            no_room = self._finish().no_room
-
-    def _retract(self, victims: list[Req], following: StepPlan) -> None:
-        """Give the memory of running requests back; they wait again, with everything they produced."""
-        victims = [req for req in victims if req.phase is not Phase.FINISHED]
-        if not victims:
-            return
-        self._flush_features()
-        following.drop(victims)
-        self._mem.begin([], [], [(req, "retract") for req in victims])
-        self._finish()
-        for req in victims:
-            logger.info("retract rid=%d computed=%d tokens=%d", req.rid, req.computed_len, len(req.tokens))
-            req.retract()
-            self.counters.num_retracts += 1
-            self._waiting.push(req)
-
-    def _flush_features(self) -> None:
+    def _quiesce(self) -> None:
         self._drafting.flush(self._running.values())
 
     # Compute

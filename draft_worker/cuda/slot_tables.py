@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from memsvc.device.page_table import PageTables
+from memsvc.device.slots import Stage
 from memsvc.device.table_mirror import TableMirror
 from memsvc.wire.base import ReqId
 from memsvc.wire.spec import Plan
@@ -67,9 +68,9 @@ class SlotTables:
         self.host.remove(ReqId(slot))
         self.host.add(ReqId(slot))
 
-    def push(self) -> None:
+    def push(self, stage: Stage) -> None:
         """Enqueue what changed on the current stream."""
-        self._mirror.push()
+        self._mirror.push(stage)
 
 
 def missing_page(pages: np.ndarray, start: int, end: int, page_size: int) -> int | None:

@@ -132,7 +132,7 @@ class PlanWorker:
     def _write(self, session: Session, msg: Plan) -> None:
         """Tables, cleared pages and prompt features."""
         session.tables.update(msg)
-        session.tables.push()
+        session.tables.push(session.lane.stage)
         if msg.clear_pages:
             self._memory.pool.zero_pages_at(session.lane.stage(np.array(msg.clear_pages, dtype=np.int64)))
         if any(msg.write_lens):

@@ -8,11 +8,22 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
-__all__ = ["AUTO", "CHOICES", "TORCH", "TRITON", "Abilities", "AttentionBackends", "AttentionCase", "Rule", "Use"]
+__all__ = [
+    "AUTO",
+    "CHOICES",
+    "TORCH",
+    "TRITON",
+    "Abilities",
+    "AttentionBackends",
+    "AttentionCase",
+    "RowSpan",
+    "Rule",
+    "Use",
+]
 
 AUTO = "auto"
 CHOICES = (AUTO, "torch", "triton", "flashinfer")
@@ -52,6 +63,19 @@ class AttentionCase:
     def group(self) -> int:
         """Query heads of a key-value head."""
         return self.num_heads // self.num_kv_heads
+
+
+class RowSpan(Protocol):
+    """Rows [first, first + num) of a batch are tokens [start, start + num) of page-table row table_row."""
+
+    @property
+    def table_row(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def num(self) -> int: ...
+    @property
+    def first(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

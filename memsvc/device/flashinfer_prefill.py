@@ -9,11 +9,11 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from memsvc.device.attention_backends import Abilities, AttentionCase, Use
+from memsvc.device.attention_backends import Abilities, AttentionCase, RowSpan, Use
 
 __all__ = ["FLASHINFER", "WORKSPACE_BYTES", "FlashInferPrefill", "kernel_name"]
 
@@ -22,17 +22,6 @@ WORKSPACE_BYTES = 128 << 20
 
 _SHORT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _NUM_WRAPPERS = 2
-
-
-class RowSpan(Protocol):
-    """Tokens [start, start + num) of page-table row table_row."""
-
-    @property
-    def table_row(self) -> int: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def num(self) -> int: ...
 
 
 def kernel_name(dtype: torch.dtype, head_dim: int, window: int, kernel: str = "fa2") -> str:

@@ -8,23 +8,18 @@ on the device after the reply to the Step before. Steps out of this order are on
 (`_drain`).
 """
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memsvc.wire.mem import NoRoom
 from target_worker.config import TargetConfig
 from target_worker.cuda.executor import DeviceExecutor, Flight
 from target_worker.cuda.plan_drafting import PlanDrafting
-from target_worker.keeper import RequestKeeper
+from target_worker.keeper import IDLE_POLL_S, RequestKeeper
 from target_worker.mem_link import MemLink
 from target_worker.plan import StepPlan
 from target_worker.req import Phase, Req
-from target_worker.scheduler import IDLE_POLL_S, PRESSURE_POLL_S
 from target_worker.text_link import TextLink
-
-logger = logging.getLogger(__name__)
 
 LOOK_S = 20e-6
 """Pause between two looks at whether a step is over."""
@@ -86,14 +81,10 @@ class PipelinedScheduler(RequestKeeper):
         closes = self._closes()
         self._mem.begin(self._slots(plan, following), self._next_opens(len(closes)), closes)
         stepped = self._finish()
-        self._retract([self._running[rid] for rid in stepped.retract if rid in self._running], following)
-        self._make_room(following, stepped.no_room)
-        following.drop(self._finished())
-        self._plan = following
+        self._follow(following, stepped)
         self._drafting.send(self._flight, self._running.values(), following.num_drafts)
         self._report()
-        if not plan and not following and not self._running:
-            time.sleep(PRESSURE_POLL_S)  # requests wait and memsvc has no room for the first of them
+        self._pause(plan)
 
     def _forget(self, req: Req) -> None:
         self._executor.close(req.row)
@@ -152,6 +143,9 @@ class PipelinedScheduler(RequestKeeper):
                 end = now + HANG_S
             time.sleep(LOOK_S)
 
+    def _quiesce(self) -> None:
+        self._drain()
+
     def _drain(self, *, is_new: bool = False) -> None:
         """Nothing is under way after this, here or in the draft, and the features of all steps are written.
 
@@ -171,34 +165,3 @@ class PipelinedScheduler(RequestKeeper):
         if self._drafting.settle():
             self._executor.fence(self._wait)
         self._drafting.confirm(self._running.values())
-
-    # Memory
-
-    def _make_room(self, following: StepPlan, no_room: NoRoom | None) -> None:
-        """Ask again for the slots of `following`, giving up requests, until they are there or nobody is left."""
-        if no_room is not None:
-            self._drain()
-        while no_room is not None and following:
-            victims = [self._running[rid] for rid in no_room.victims if rid in self._running]
-            self._take_in(0.0 if victims else PRESSURE_POLL_S)
-            self._retract(victims, following)
-            following.drop(self._finished())
-            self._mem.begin(self._slots(StepPlan(), following), [], self._closes())
-            no_room = self._finish().no_room
-
-    def _retract(self, victims: list[Req], following: StepPlan) -> None:
-        """Give the memory of running requests back; they wait again, with everything they produced."""
-        if not victims:
-            return
-        self._drain()
-        victims = [req for req in victims if req.phase is not Phase.FINISHED]
-        following.drop(victims)
-        if not victims:
-            return
-        self._mem.begin([], [], [(req, "retract") for req in victims])
-        self._finish()
-        for req in victims:
-            logger.info("retract rid=%d computed=%d tokens=%d", req.rid, req.computed_len, len(req.tokens))
-            req.retract()
-            self.counters.num_retracts += 1
-            self._waiting.push(req)

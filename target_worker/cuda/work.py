@@ -81,7 +81,7 @@ class StepWork:
         self._num_steps += 1
         parts = self._parts
         with parts.lane.running():
-            parts.mirror.push()
+            parts.mirror.push(parts.lane.stage)
             self.writer.flush(parts.lane.stage)
             if order.clear:
                 parts.memory.pool.zero_pages_at(parts.lane.stage(np.array(order.clear, dtype=np.int64)))

@@ -11,6 +11,7 @@ from memsvc.device.flashinfer_prefill import FLASHINFER, WORKSPACE_BYTES, FlashI
 from memsvc.device.kernels.attention_tiles import AttentionScratch, Tile
 from memsvc.device.kernels.block_attention import Context, block_attention
 from memsvc.device.kernels.prefill_attention import PrefillPlan, prefill_attention
+from target_worker.attention import Span
 
 BYTES_PER_US = 4.3e6
 """What a device-to-device copy moves on an H200, read and written together."""
@@ -54,16 +55,6 @@ GEOMETRIES = {
     "verify-27b": Geometry(24, 4, 256, 9, 4, causal=True),
     "smollm2": Geometry(9, 3, 64, 8, 4, causal=True),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens [start, start + num) of a request: rows from first on."""
-
-    table_row: int
-    start: int
-    num: int
-    first: int
 
 
 @dataclass(frozen=True, slots=True)

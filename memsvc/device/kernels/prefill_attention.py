@@ -9,34 +9,21 @@ of one request with all query heads of a key-value head, and reads the positions
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import triton
 import triton.language as tl
 
+from memsvc.device.attention_backends import RowSpan
 from memsvc.device.kernels.attention_tiles import MAX_ROWS, Tile
 from memsvc.device.kernels.paged_tiles import LOG2_E, attend_context
 
-__all__ = ["PREFILL_TILES", "PrefillPlan", "RowSpan", "prefill_attention"]
+__all__ = ["PREFILL_TILES", "PrefillPlan", "prefill_attention"]
 
 PREFILL_TILES = {64: Tile(64, 8, 3), 128: Tile(64, 8, 3), 256: Tile(32, 8, 3)}
 """head_dim -> tile, for 16-bit keys and MAX_ROWS rows. Others take the next larger entry."""
 
 _WIDE = Tile(16, 8, 2)
-
-
-class RowSpan(Protocol):
-    """Rows [first, first + num) of a batch are tokens [start, start + num) of page-table row table_row."""
-
-    @property
-    def table_row(self) -> int: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def num(self) -> int: ...
-    @property
-    def first(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
