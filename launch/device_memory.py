@@ -15,9 +15,9 @@ from memsvc.device.buckets import bucket_sizes
 from memsvc.device.fixed_frames import SharedForm
 from target_worker.model.config import DTYPE_BYTES
 
-CONTEXT_BYTES = 550 << 20
-"""A process with torch and its kernels loaded, on an H200 with CUDA 13: an allowance, to be replaced by what
-nvidia-smi shows for a worker less what its allocator holds."""
+CONTEXT_BYTES = 756 << 20
+"""A worker with torch and its kernels loaded, on an H200 with CUDA 13: what NVML shows less what allocators and the
+arena hold, 790 to 797 MB for each of the two workers of three servers."""
 LIBRARY_BYTES = 3 * (32 << 20)
 """Workspaces of cuBLAS, 32 MiB a stream on Hopper (its documentation): of eager work, of capture, of the lane."""
 PREFILL_BYTES = 128 << 20

@@ -79,7 +79,8 @@ def num_devices() -> int:
 
 def _device(ordinal: int) -> CudaDevice:
     handle = _call("cuDeviceGet", ordinal)
-    name = bytes(_call("cuDeviceGetName", 128, handle)).rstrip(b"\0").decode("utf-8", "replace")
+    # The name ends at the first zero byte; what lies behind it may be anything.
+    name = bytes(_call("cuDeviceGetName", 128, handle)).partition(b"\0")[0].decode("utf-8", "replace").strip()
     return CudaDevice(ordinal=ordinal, uuid=bytes(_call("cuDeviceGetUuid", handle).bytes), name=name)
 
 

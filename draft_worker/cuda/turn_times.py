@@ -34,6 +34,7 @@ class TurnTimes(SectionTimes):
             us = done.us
             self.newest = TurnTime(number=done.number, us=us)
             logger.info(
-                "[spec-phase-dev] n=%d ctx=%d fwd=%d head=%d select=%d mem=%d",
+                "[spec-phase-dev] n=%d ctx=%d fwd=%d head=%d select=%d mem=%d wait=%d",
                 done.num_members, done.context, us[FWD], us[HEAD], us[SELECT], us[MEM],
+                done.wait_us,
             )  # fmt: skip

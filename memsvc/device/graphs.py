@@ -103,6 +103,8 @@ class BucketGraphs:
         self._plan = plan
         self._make_turn = make_turn
         self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        """Buckets are made and captured on it. Nobody waits on it, so it can be waited for at any time."""
         self._buckets: dict[int, Bucket] = {}
         self.capture_s = 0.0
         self.num_bytes = 0
@@ -116,8 +118,13 @@ class BucketGraphs:
         return self._buckets[size]
 
     def _eager(self, size: int) -> Bucket:
-        places = Places.make(size, self._plan.num_numbers, self._device)
-        return Bucket(places, self._make_turn(places))
+        """A bucket whose tensors hold what they were made with, whichever stream uses them first."""
+        with torch.cuda.stream(self._stream):
+            places = Places.make(size, self._plan.num_numbers, self._device)
+            bucket = Bucket(places, self._make_turn(places))
+        if self._stream is not None:
+            self._stream.synchronize()
+        return bucket
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -127,8 +134,11 @@ class BucketGraphs:
         """
         if not self._plan.is_captured:
             return
+        # A capture gives cached blocks back to the device, which would count as less than nothing.
+        torch.cuda.empty_cache()
         started, free_before = time.perf_counter(), torch.cuda.mem_get_info(self._device)[0]
-        stream, pool = torch.cuda.Stream(self._device), torch.cuda.graph_pool_handle()
+        stream, pool = self._stream, torch.cuda.graph_pool_handle()
+        assert stream is not None, f"graphs on {self._device}"
         torch.cuda.synchronize(self._device)
         for size in reversed(self._plan.sizes):
             bucket = self._eager(size)

@@ -93,8 +93,14 @@ class CudaLane:
         # Of another priority, so that it never shares a hardware queue with the stream that waits.
         self._release = torch.cuda.Stream(device, priority=-1)
         self._awaited: int | None = None
+        self._load_kernels()
         # What was set up before, on whatever stream, is there for everything in this lane.
         torch.cuda.synchronize(device)
+
+    def _load_kernels(self) -> None:
+        """Run once what is run beside a stream that waits: a kernel's first launch may wait for the whole device."""
+        torch.ones(2, dtype=torch.int32, device=self._device).zero_()
+        self.words()
 
     def running(self) -> AbstractContextManager[object]:
         """See Lane."""

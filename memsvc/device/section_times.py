@@ -21,6 +21,8 @@ class SectionTime:
     """Tokens of all members together, when the step had run."""
     us: dict[str, float]
     """Microseconds on the device by section; of sections that are repeated, their sums."""
+    wait_us: float
+    """Between the end of the step before and the begin of this one: the other side's turn, and both hand-overs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class _Pending:
     lengths: torch.Tensor
     """Pinned copy of all slots' lengths."""
     marks: list[tuple[str, torch.cuda.Event]]
+    before: torch.cuda.Event | None
+    """Where the step before ended."""
 
 
 class SectionTimes:
@@ -41,11 +45,12 @@ class SectionTimes:
         self._sections = sections
         self._pending: deque[_Pending] = deque(maxlen=_MOST_PENDING)
         self._open: _Pending | None = None
+        self._ended: torch.cuda.Event | None = None
 
     def begin(self, number: int, members: Sequence[int]) -> None:
         """What the current stream gets from now on is step `number`."""
         copy = torch.empty(self._lengths.shape, dtype=self._lengths.dtype, pin_memory=self._lengths.is_cuda)
-        self._open = _Pending(number, members, copy, [])
+        self._open = _Pending(number, members, copy, [], self._ended)
         self.mark("")
 
     def mark(self, section: str) -> None:
@@ -60,6 +65,7 @@ class SectionTimes:
         assert self._open is not None, "no step was begun"
         self._open.lengths.copy_(self._lengths, non_blocking=True)
         self.mark("")
+        self._ended = self._open.marks[-1][1]
         self._pending.append(self._open)
         self._open = None
 
@@ -71,4 +77,7 @@ class SectionTimes:
             for (_, before), (section, event) in zip(done.marks, done.marks[1:-1], strict=False):
                 us[section] += before.elapsed_time(event) * 1e3
             context = int(done.lengths[list(done.members)].sum())
-            yield SectionTime(number=done.number, num_members=len(done.members), context=context, us=us)
+            wait_us = done.before.elapsed_time(done.marks[0][1]) * 1e3 if done.before is not None else 0.0
+            yield SectionTime(
+                number=done.number, num_members=len(done.members), context=context, us=us, wait_us=wait_us
+            )

@@ -29,9 +29,10 @@ class StepTimes(SectionTimes):
         for done in self.take_ended():
             us, draft = done.us, self.draft() or _NOTHING
             logger.info(
-                "[spec-phase-dev] n=%d ctx=%d fwd=%d head=%d select=%d verify=%d accept=%d mem=%d target_head=%d",
+                "[spec-phase-dev] n=%d ctx=%d fwd=%d head=%d select=%d verify=%d accept=%d mem=%d target_head=%d"
+                " wait=%d",
                 done.num_members, done.context, draft.fwd_us, draft.head_us, draft.select_us,
-                us[VERIFY], us[ACCEPT], draft.mem_us, us[HEAD],
+                us[VERIFY], us[ACCEPT], draft.mem_us, us[HEAD], done.wait_us,
             )  # fmt: skip
         self._num_steps += 1
         self.begin(self._num_steps, members)

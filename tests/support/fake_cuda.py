@@ -91,7 +91,8 @@ class FakeCuda:
         return ordinal
 
     def cuDeviceGetName(self, length: int, device: int) -> bytes:
-        return self.devices[device].name.encode().ljust(length, b"\0")
+        # What lies behind the name's end is not defined.
+        return (self.devices[device].name.encode() + b"\0").ljust(length, b" ")
 
     def cuDeviceGetUuid(self, device: int) -> Any:
         return SimpleNamespace(bytes=self.devices[device].uuid)

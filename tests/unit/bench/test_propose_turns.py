@@ -47,4 +47,6 @@ def test_rows_have_all_columns_and_tokens_are_equal_in_float32():
     rows = run_job(JOB, ROUTES)
     assert len(rows) == 6
     assert all(set(COLUMNS) <= set(row) for row in rows)
-    assert all(row["tokens_equal"] == 1.0 and row["device_us"] > row["fwd_us"] > 0 for row in rows)
+    for row in rows:
+        assert row["tokens_equal"] == 1.0, row
+        assert row["device_us"] > row["fwd_us"] > 0, row

@@ -138,6 +138,7 @@ def test_many_places_share_one_scratch_and_one_long_request_takes_most_chunks(de
     block = random_block(heads, len(lengths), 2, torch.float32, device)
     scratch = AttentionScratch(40, 2, 1, 16, 12, device)
     scratch.tile = replace(SMALL, programs=3)
+    scratch._num_multiprocessors = 4
     got = block_attention(*block, paged.k_pages, paged.v_pages, paged.context, causal=False, window=0, scratch=scratch)
     want = dense_block_attention(paged, block, causal=False, window=0, scale=0.25)
     assert (got.double() - want).abs().max() < 1e-5

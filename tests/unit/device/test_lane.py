@@ -21,7 +21,12 @@ def make_slots(device: str) -> SlotState:
 def slots() -> SlotState:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    return make_slots("cuda")
+    slots = make_slots("cuda")
+    # A kernel's first launch may wait for the device, which stands still while a lane waits.
+    slots.words[WORDS_AT // 4] = 0
+    torch.zeros(2, device="cuda").index_fill_(0, torch.zeros(1, dtype=torch.int64, device="cuda").add_(1), 1.0)
+    torch.cuda.synchronize()
+    return slots
 
 
 def test_each_side_writes_the_word_that_the_other_waits_for():

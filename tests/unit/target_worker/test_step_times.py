@@ -55,6 +55,9 @@ def test_a_step_is_logged_once_it_is_over(monkeypatch: pytest.MonkeyPatch, caplo
         Tick.now = 4.5
         times.draft = lambda: Planned(7, 0.0, 6, 900.0, 80.0, 20.0, 10.0)
         step(times, [2], 9.0, {"verify": 1.0, "head": 0.5, "accept": 0.125})
+        Tick.now = 7.0
+        step(times, [2], 12.0, {"verify": 1.0, "head": 0.5, "accept": 0.125})
     assert caplog.messages == [
-        "[spec-phase-dev] n=2 ctx=107 fwd=900 head=80 select=20 verify=2000 accept=250 mem=10 target_head=500"
+        "[spec-phase-dev] n=2 ctx=107 fwd=900 head=80 select=20 verify=2000 accept=250 mem=10 target_head=500 wait=0",
+        "[spec-phase-dev] n=1 ctx=34 fwd=900 head=80 select=20 verify=1000 accept=125 mem=10 target_head=500 wait=1250",
     ]
