@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.kernel_bounds import check_bounds
+
 _CUDA_NODES = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 INTERPRET = "TRITON_INTERPRET"
 
@@ -73,6 +75,7 @@ def mend_interpreter() -> None:
         tensor.__index__ = lambda self: self.handle.data.item()
 
     interpreter._patch_lang_tensor = patch
+    check_bounds(interpreter)
     quicken_calls()
 
 
