@@ -24,7 +24,7 @@ from memsvc.device.kernels.norm import rms_norm
 from memsvc.device.kernels.places import BlockRows
 from memsvc.device.kv_pool import KvPool
 from memsvc.device.layers import Linear, RMSNorm
-from memsvc.device.linear_backends import AddNorm, Gated, linear
+from memsvc.device.linear import AddNorm, Gated, linear
 from memsvc.device.slots import SlotState
 
 MEM, FWD, HEAD, SELECT = "mem", "fwd", "head", "select"
@@ -82,9 +82,11 @@ class DraftStep:
     def absorb(self, places: Places) -> None:
         """K and V of all layers for the tokens that each member's newest verify made final: num_rows of them."""
         model, memory, slots, size = self._model, self._memory, self._memory.slots, self._block_size
-        features = gather_features(memory.features, places.members, slots.feature_row, slots.num_rows, size)
+        features = gather_features(
+            memory.features, places.members, slots.feature_row, slots.num_rows, size, ahead=model.feature_proj.weight
+        )
         projected = linear(features.to(model.dtype), model.feature_proj)
-        c = rms_norm(projected, model.feature_norm.weight, model.feature_norm.eps)
+        c = rms_norm(projected, model.feature_norm, ahead=model.context_kv.weight)
         shape = model.shape
         kv = linear(c, model.context_kv).view(len(c), shape.num_layers, 2, shape.num_kv_heads, shape.head_dim)
         rows = ContextRows(
@@ -130,48 +132,58 @@ class DraftStep:
         scale = model.shape.input_embedding_scale
         x = embed_block(slots.anchor, places.members, model.embedding, model.mask_row, size, scale).flatten(0, 1)
         rows = BlockRows(members=places.members, lengths=slots.length, block_size=size)
-        first = model.layers[0].input_norm
-        u = rms_norm(x, first.weight, first.eps)
-        for index, layer in enumerate(model.layers):
-            last = index + 1 == len(model.layers)
-            taps, u = self._prepare(layer.attention_conv, u)
-            u, x = self._finish(self._attention(index, u, rows, attend), layer.out, taps, x, layer.post_norm)
-            taps, u = self._prepare(layer.mlp_conv, u)
-            gated = linear(u, layer.mlp.gate_up, Gated())
-            following = model.norm if last else model.layers[index + 1].input_norm
-            u, x = self._finish(gated, layer.mlp.down, taps, x, following, skip=int(last))
+        layers = model.layers
+        u = rms_norm(x, layers[0].input_norm, ahead=_first_weight(layers[0].attention_conv, layers[0].qkv))
+        for index, layer in enumerate(layers):
+            mlp = layer.mlp
+            taps, u = self._prepare(layer.attention_conv, u, ahead=layer.qkv.weight)
+            ending = AddNorm(residual=x, norm=layer.post_norm, ahead=_first_weight(layer.mlp_conv, mlp.gate_up))
+            u, x = self._finish(self._attention(index, u, rows, attend), layer.out, taps, ending)
+            taps, u = self._prepare(layer.mlp_conv, u, ahead=mlp.gate_up.weight)
+            gated = linear(u, mlp.gate_up, Gated(ahead=mlp.down.weight))
+            u, x = self._finish(gated, mlp.down, taps, self._ending(index, x), skip=int(index + 1 == len(layers)))
         return u
+
+    def _ending(self, index: int, residual: torch.Tensor) -> AddNorm:
+        """What follows the MLP of a layer."""
+        model = self._model
+        if index + 1 == len(model.layers):
+            return AddNorm(residual=residual, norm=model.norm, ahead=model.head)
+        following = model.layers[index + 1]
+        weight = _first_weight(following.attention_conv, following.qkv)
+        return AddNorm(residual=residual, norm=following.input_norm, ahead=weight)
 
     def _attention(self, index: int, u: torch.Tensor, rows: BlockRows, attend: Attend) -> torch.Tensor:
         """What the layer's output projection multiplies."""
         layer, size = self._model.layers[index], self._block_size
-        heads = rotate_heads(linear(u, layer.qkv), rows, self._layers[index])
+        heads = rotate_heads(linear(u, layer.qkv), rows, self._layers[index], ahead=layer.out.weight)
         q, k, v = (part.view(-1, size, *part.shape[1:]) for part in heads)
         return attend(index, q, k, v, layer.sink).reshape(len(u), -1)
 
-    def _prepare(self, conv: LocalConv | None, u: torch.Tensor) -> tuple[ConvTaps | None, torch.Tensor]:
+    def _prepare(
+        self, conv: LocalConv | None, u: torch.Tensor, ahead: torch.Tensor
+    ) -> tuple[ConvTaps | None, torch.Tensor]:
         if conv is None:
             return None, u
         taps = ConvTaps(base=conv.base_kernel, dynamic=linear(u, conv.projection), block_size=self._block_size)
-        return taps, conv_prepare(u, taps)
+        return taps, conv_prepare(u, taps, ahead)
 
     def _finish(
-        self,
-        out: torch.Tensor,
-        layer: Linear,
-        taps: ConvTaps | None,
-        residual: torch.Tensor,
-        norm: RMSNorm,
-        skip: int = 0,
+        self, out: torch.Tensor, layer: Linear, taps: ConvTaps | None, ending: AddNorm, skip: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(normed residual + layer's product, without the first `skip` rows of a block; the new residual)."""
         if taps is not None:
             y = linear(out, layer)
-            return conv_finish_add_rms_norm(y, taps, residual, norm.weight, norm.eps, skip=skip)
-        normed, residual = linear(out, layer, AddNorm(residual=residual, norm=norm))
+            return conv_finish_add_rms_norm(y, taps, ending.residual, ending.norm, skip, ending.ahead)
+        normed, residual = linear(out, layer, ending)
         if skip:
             normed = gather_rows(normed.view(-1, self._block_size, normed.shape[1]), skip)
         return normed, residual
+
+
+def _first_weight(conv: LocalConv | None, layer: Linear) -> torch.Tensor:
+    """What a sublayer multiplies first: the taps of its convolution, if it has one."""
+    return layer.weight if conv is None else conv.projection.weight
 
 
 def _heads_of(layer: DraftLayer, model: DraftModel) -> HeadSpec:

@@ -16,8 +16,7 @@ from memsvc.device.kernels.mlp import gate_mul
 from memsvc.device.kernels.norm import Tap, rms_norm
 from memsvc.device.kernels.places import Rows
 from memsvc.device.kv_pool import KvPool
-from memsvc.device.layers import RMSNorm, ZeroCentredRMSNorm
-from memsvc.device.linear_backends import AddNorm, Gated, linear
+from memsvc.device.linear import AddNorm, Gated, linear
 from memsvc.device.slots import SlotState
 from target_worker.model.decoder import Decoder, DecoderLayer
 
@@ -59,20 +58,26 @@ class TargetNetwork:
         K and V of every row go to its place in the pages. Features of row r go to exchange row first_row + r;
         first_row: int32 [1] on the device.
         """
-        u = _norm(x, self._layers[0].input_norm)
-        for i, layer in enumerate(self._layers):
+        layers, model = self._layers, self.model
+        u = rms_norm(x, layers[0].input_norm, ahead=layers[0].qkv.weight)
+        for i, layer in enumerate(layers):
+            mlp = layer.mlp
+            is_last = i + 1 == len(layers)
+            norm, following = (model.norm, model.head) if is_last else (layers[i + 1].input_norm, layers[i + 1].qkv)
             out = self._mix(i, layer, u, rows, attend)
-            u, x = linear(out, layer.o, AddNorm(residual=x, norm=layer.post_norm))
-            following = self._layers[i + 1].input_norm if i + 1 < len(self._layers) else self.model.norm
-            gated = linear(u, layer.mlp.gate_up, Gated(self.model.shape.hidden_act))
-            u, x = linear(gated, layer.mlp.down, AddNorm(residual=x, norm=following, tap=self._tap(i, first_row)))
+            u, x = linear(out, layer.o, AddNorm(residual=x, norm=layer.post_norm, ahead=mlp.gate_up.weight))
+            gated = linear(u, mlp.gate_up, Gated(act=model.shape.hidden_act, ahead=mlp.down.weight))
+            tap = self._tap(i, first_row)
+            u, x = linear(gated, mlp.down, AddNorm(residual=x, norm=norm, tap=tap, ahead=following.weight))
         return u
 
     def _mix(self, index: int, layer: DecoderLayer, u: torch.Tensor, rows: Rows, attend: AttendRows) -> torch.Tensor:
         """What the layer's output projection multiplies."""
         pool, shape = self._memory.pool, self.model.shape
         qkv = linear(u, layer.qkv)
-        q, k, v = rotate_heads_into_pages(qkv, rows, self._heads[index], pool.k(index), pool.v(index))
+        q, k, v = rotate_heads_into_pages(
+            qkv, rows, self._heads[index], (pool.k(index), pool.v(index)), ahead=layer.o.weight
+        )
         out = attend(index, q, k, v).reshape(len(u), -1)
         if layer.is_gated:
             first = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
@@ -105,10 +110,6 @@ class BlockAttend:
             q, k, v, self._pool.k(layer), self._pool.v(layer), self._context,
             causal=True, window=0, scratch=self._scratch,
         )  # fmt: skip
-
-
-def _norm(x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
-    return rms_norm(x, norm.weight, norm.eps, isinstance(norm, ZeroCentredRMSNorm))
 
 
 def _heads_of(layer: DecoderLayer, model: Decoder) -> HeadSpec:

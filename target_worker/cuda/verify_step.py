@@ -11,7 +11,7 @@ from memsvc.device.kernels.attention_tiles import AttentionScratch
 from memsvc.device.kernels.embed import embed_verify
 from memsvc.device.kernels.places import BlockRows
 from memsvc.device.kernels.sample import SampleScratch, sample_rows_device
-from memsvc.device.linear_backends import linear
+from memsvc.device.linear import linear
 from target_worker.cuda.network import BlockAttend, TargetMemory, TargetNetwork
 
 VERIFY, HEAD, ACCEPT = SECTIONS = ("verify", "head", "accept")

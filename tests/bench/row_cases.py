@@ -109,11 +109,11 @@ def _row_cases(at: Buffers) -> list[Case]:
     gate_up = at.make(at.rows, 2 * inner)
     features = at.make(at.rows + 8, at.size.num_taps * hidden)
     tap = norm.Tap(features=features[:, hidden : 2 * hidden], first_row=at.counts[:1])
-    plain = (at.weight, EPS)
+    plain = RMSNorm(at.weight, EPS)
     return [
-        _case(at, "rms_norm", 2 * hidden, lambda: norm.rms_norm(at.x, *plain)),
-        _case(at, "add_rms_norm", 4 * hidden, lambda: norm.add_rms_norm(at.x, at.residual, *plain)),
-        _case(at, "add_rms_norm+tap", 5 * hidden, lambda: norm.add_rms_norm(at.x, at.residual, *plain, tap=tap)),
+        _case(at, "rms_norm", 2 * hidden, lambda: norm.rms_norm(at.x, plain)),
+        _case(at, "add_rms_norm", 4 * hidden, lambda: norm.add_rms_norm(at.x, at.residual, plain)),
+        _case(at, "add_rms_norm+tap", 5 * hidden, lambda: norm.add_rms_norm(at.x, at.residual, plain, tap)),
         _case(at, "silu_mul", 3 * inner, lambda: mlp.silu_mul(gate_up)),
     ]
 
@@ -127,7 +127,7 @@ def _head_cases(at: Buffers) -> list[Case]:
         q_norm=at.head_weight, k_norm=at.head_weight,
     )  # fmt: skip
     k, v = (qkv[:, i * 128 : i * 128 + kv // 2].view(at.rows, -1, size.head_dim) for i in (0, 8))
-    k_pages, v_pages = at.pool.k(1), at.pool.v(1)
+    pages = at.pool.k(1), at.pool.v(1)
     raw = at.make(at.rows, size.num_draft_layers, 2, size.num_kv_heads, size.head_dim)
     context = context_write.ContextRows(
         members=at.members, num_rows=at.counts, block_size=size.block, page_table=at.table, ends=at.lengths
@@ -139,9 +139,9 @@ def _head_cases(at: Buffers) -> list[Case]:
         _case(at, "rotate_heads", 2 * qk, lambda: heads.rotate_heads(qkv, rows, spec)),
         _case(
             at, "rotate_heads_into_pages", 2 * qk + kv + kv // 2,
-            lambda: heads.rotate_heads_into_pages(qkv, rows, spec, k_pages, v_pages),
+            lambda: heads.rotate_heads_into_pages(qkv, rows, spec, pages),
         ),
-        _case(at, "write_block_kv", 2 * kv, lambda: context_write.write_block_kv(k, v, k_pages, v_pages, rows)),
+        _case(at, "write_block_kv", 2 * kv, lambda: context_write.write_block_kv(k, v, *pages, rows)),
         _case(
             at, "write_context_kv", 2 * kv * size.num_draft_layers,
             lambda: context_write.write_context_kv(raw, context_spec, at.pool, context),
@@ -171,7 +171,7 @@ def _edge_cases(at: Buffers) -> list[Case]:
 def _conv_cases(at: Buffers) -> list[Case]:
     hidden, groups = at.size.hidden, at.size.conv_groups
     taps = conv.ConvTaps(base=at.make(2, 2, hidden), dynamic=at.make(at.rows, 4 * groups), block_size=at.size.block)
-    plain = (at.residual, at.weight, EPS)
+    plain = at.residual, RMSNorm(at.weight, EPS)
     return [
         _case(at, "conv_prepare", 2 * hidden + 2 * groups, lambda: conv.conv_prepare(at.x, taps)),
         _case(at, "conv_finish", 2 * hidden + 2 * groups, lambda: conv.conv_finish(at.x, taps)),

@@ -12,8 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from memsvc.device.kernels import ahead as fetching
+from memsvc.device.kernels.ahead import fetch_ahead
 from memsvc.device.kernels.launch import cut, launch, padded, wait_for_inputs
 from memsvc.device.kernels.norm import MAX_WIDTH, rounded, scaled_norm
+from memsvc.device.layers import RMSNorm
 
 ELEMENTS, WARPS = 1024, 4
 """Of one program that convolves part of a row: padded elements, and warps."""
@@ -66,8 +69,9 @@ def _convolve(x, base, dynamic, row, step, groups, SIDE: tl.constexpr, S: tl.con
 
 
 @triton.jit
-def _conv(x, base, dynamic, out, SIDE: tl.constexpr, B: tl.constexpr, S: tl.constexpr, G: tl.constexpr,
+def _conv(x, base, dynamic, out, ahead, ahead_bytes, SIDE: tl.constexpr, B: tl.constexpr, S: tl.constexpr, G: tl.constexpr,
           GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
+    fetch_ahead(ahead, ahead_bytes)
     step, row = tl.program_id(0) % B, tl.program_id(0).to(tl.int64)
     groups, lanes = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK), tl.arange(0, GROUP_PAD)
     wait_for_inputs(OVERLAP)
@@ -78,9 +82,10 @@ def _conv(x, base, dynamic, out, SIDE: tl.constexpr, B: tl.constexpr, S: tl.cons
 
 
 @triton.jit
-def _conv_add_norm(x, base, dynamic, residual, weight, out, eps, SKIP: tl.constexpr, B: tl.constexpr,
+def _conv_add_norm(x, base, dynamic, residual, weight, out, eps, ahead, ahead_bytes, SKIP: tl.constexpr, B: tl.constexpr,
                    S: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
                    CHUNK: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
+    fetch_ahead(ahead, ahead_bytes)
     WIDTH: tl.constexpr = G * GROUP
     step = tl.program_id(0) % (B - SKIP) + SKIP
     row = (tl.program_id(0) // (B - SKIP) * B + step).to(tl.int64)
@@ -99,9 +104,12 @@ def _conv_add_norm(x, base, dynamic, residual, weight, out, eps, SKIP: tl.conste
     tl.store(out + out_row + at, value.to(out.dtype.element_ty), mask=seen)
 
 
-def conv_prepare(u: torch.Tensor, taps: ConvTaps) -> torch.Tensor:
-    """The sublayer's input u [N * B, H] convolved: LocalConv.prepare, without its taps."""
-    return _launch(u, taps, 0)
+def conv_prepare(u: torch.Tensor, taps: ConvTaps, ahead: torch.Tensor | None = None) -> torch.Tensor:
+    """The sublayer's input u [N * B, H] convolved: LocalConv.prepare, without its taps.
+
+    ahead: the weight that is multiplied next (kernels.ahead).
+    """
+    return _launch(u, taps, 0, ahead)
 
 
 def conv_finish(y: torch.Tensor, taps: ConvTaps) -> torch.Tensor:
@@ -110,12 +118,18 @@ def conv_finish(y: torch.Tensor, taps: ConvTaps) -> torch.Tensor:
 
 
 def conv_finish_add_rms_norm(
-    y: torch.Tensor, taps: ConvTaps, residual: torch.Tensor, weight: torch.Tensor, eps: float, skip: int = 0
+    y: torch.Tensor,
+    taps: ConvTaps,
+    residual: torch.Tensor,
+    norm: RMSNorm,
+    skip: int = 0,
+    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """conv_finish, then the residual sum and its plain norm: (normed, residual), as norm.add_rms_norm has them.
 
     skip: the first rows of each block which are left out; normed is then [N * (B - skip), H] of the others, and the
-    residual of those left out stays as it was. For the last norm, where row 0 wants no logits.
+    residual of those left out stays as it was. For the last norm, where row 0 wants no logits. ahead: as in
+    conv_prepare.
     """
     sizes = taps.sizes
     width = _check(y, taps)
@@ -128,19 +142,21 @@ def conv_finish_add_rms_norm(
     if held > MAX_WIDTH:
         raise ValueError(f"{sizes['G']} groups of {sizes['GROUP']} channels, padded, are more than {MAX_WIDTH}")
     launch(
-        _conv_add_norm, (num_rows,), ROW_WARPS[max(held, min(ROW_WARPS))], y, taps.base, taps.dynamic, residual, weight,
-        out, eps, SKIP=skip, **sizes, CHUNK=chunk,
+        _conv_add_norm, (num_rows,), ROW_WARPS[max(held, min(ROW_WARPS))], y, taps.base, taps.dynamic, residual,
+        norm.weight, out, norm.eps, *fetching.operands(ahead), SKIP=skip, **sizes, CHUNK=chunk,
     )  # fmt: skip
     return out, residual
 
 
-def _launch(x: torch.Tensor, taps: ConvTaps, side: int) -> torch.Tensor:
+def _launch(x: torch.Tensor, taps: ConvTaps, side: int, ahead: torch.Tensor | None = None) -> torch.Tensor:
     _check(x, taps)
     sizes = taps.sizes
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     chunk = max(1, min(padded(sizes["G"]), ELEMENTS // sizes["GROUP_PAD"]))
     grid = len(x), cut(sizes["G"], chunk)
-    launch(_conv, grid, WARPS, x, taps.base, taps.dynamic, out, SIDE=side, **sizes, CHUNK=chunk)
+    launch(
+        _conv, grid, WARPS, x, taps.base, taps.dynamic, out, *fetching.operands(ahead), SIDE=side, **sizes, CHUNK=chunk
+    )
     return out
 
 

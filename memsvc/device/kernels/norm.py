@@ -8,7 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
+from memsvc.device.kernels import ahead as fetching
+from memsvc.device.kernels.ahead import fetch_ahead
 from memsvc.device.kernels.launch import cut, launch, padded, wait_for_inputs
+from memsvc.device.layers import RMSNorm, ZeroCentredRMSNorm
 
 MAX_WIDTH = 16384
 """Widest row: one program holds it in registers."""
@@ -44,8 +47,9 @@ def scaled_norm(x, mean_square, weight, like, eps, CENTRED: tl.constexpr):
 
 @triton.jit
 def _norm(x, residual, weight, out, tap, tap_first, eps, num_rows, x_stride, x_place, residual_stride, residual_place,
-          tap_stride, B: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+          tap_stride, ahead, ahead_bytes, B: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
           CENTRED: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
+    fetch_ahead(ahead, ahead_bytes)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     seen = (rows < num_rows)[:, None] & (cols < WIDTH)[None, :]
@@ -69,22 +73,21 @@ def _norm(x, residual, weight, out, tap, tap_first, eps, num_rows, x_stride, x_p
     tl.store(out + rows[:, None] * WIDTH + cols[None, :], value.to(out.dtype.element_ty), mask=seen)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool = False) -> torch.Tensor:
-    """layers.RMSNorm of x [..., width], contiguous.
+def rms_norm(x: torch.Tensor, norm: RMSNorm, ahead: torch.Tensor | None = None) -> torch.Tensor:
+    """norm(x) of x [..., width], contiguous.
 
     x: [n, width] or [N, B, width], rows contiguous; so the rows whose logits are wanted may be a view of all.
-    zero_centred: layers.ZeroCentredRMSNorm, whose weight (1 is in it already) is float32.
+    ahead: the weight that is multiplied next (kernels.ahead).
     """
-    return _launch(x, None, weight, eps, zero_centred, None)
+    return _launch(x, None, norm, None, ahead)
 
 
 def add_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    zero_centred: bool = False,
+    norm: RMSNorm,
     tap: Tap | None = None,
+    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(norm of residual + x, contiguous; residual, which has become that sum in its own dtype).
 
@@ -92,7 +95,7 @@ def add_rms_norm(
     """
     if x.shape != residual.shape:
         raise ValueError(f"x is {list(x.shape)}, the residual {list(residual.shape)}")
-    return _launch(x, residual, weight, eps, zero_centred, tap), residual
+    return _launch(x, residual, norm, tap, ahead), residual
 
 
 def tile(width: int) -> tuple[int, int, int]:
@@ -104,21 +107,18 @@ def tile(width: int) -> tuple[int, int, int]:
 
 
 def _launch(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    eps: float,
-    centred: bool,
-    tap: Tap | None,
+    x: torch.Tensor, residual: torch.Tensor | None, norm: RMSNorm, tap: Tap | None, ahead: torch.Tensor | None
 ) -> torch.Tensor:
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block, rows, warps = tile(width)
     num_rows = x.numel() // width
     launch(
-        _norm, (cut(num_rows, rows),), warps, x, residual, weight, out, tap and tap.features, tap and tap.first_row, eps, num_rows, *row_strides(x),
+        _norm, (cut(num_rows, rows),), warps, x, residual, norm.weight, out, tap and tap.features,
+        tap and tap.first_row, norm.eps, num_rows, *row_strides(x),
         *(row_strides(residual) if residual is not None else (0, 0)), tap.features.stride(0) if tap else 0,
-        B=x.shape[1] if x.dim() == 3 else 1, WIDTH=width, ROWS=rows, BLOCK=block, CENTRED=centred,
+        *fetching.operands(ahead), B=x.shape[1] if x.dim() == 3 else 1, WIDTH=width, ROWS=rows, BLOCK=block,
+        CENTRED=isinstance(norm, ZeroCentredRMSNorm),
     )  # fmt: skip
     return out
 

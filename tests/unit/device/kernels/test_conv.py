@@ -59,9 +59,7 @@ def test_the_fused_kernel_is_finish_then_sum_then_norm(device, dtype, skip):
     norm = RMSNorm(torch.randn(60).to(device, dtype), EPS)
     want = case.x + finish(case.y, taps)
     residual = case.x.clone()
-    got, kept = conv.conv_finish_add_rms_norm(
-        case.y.flatten(0, 1), case.taps, residual.flatten(0, 1), norm.weight, EPS, skip
-    )
+    got, kept = conv.conv_finish_add_rms_norm(case.y.flatten(0, 1), case.taps, residual.flatten(0, 1), norm, skip)
     assert kept.data_ptr() == residual.data_ptr()
     assert torch.equal(residual[:, :skip], case.x[:, :skip])
     assert rounds_alike(residual[:, skip:], want[:, skip:], ulps=case.few, scale=4.0)

@@ -85,7 +85,7 @@ def test_a_block_goes_to_its_pages_and_rows_that_belong_nowhere_to_page_0(device
     spec = rig.head_spec(rotary, sizes, dtype, value_scale=value_scale)
     pool = rig.poisoned_pool(2, sizes[1], sizes[2], dtype, device)
     qkv = torch.randn(rows.num_rows, (sizes[0] + 2 * sizes[1]) * sizes[2]).to(device, dtype)
-    q, k, v = rotate_heads_into_pages(qkv, rows, spec, pool.k(1), pool.v(1))
+    q, k, v = rotate_heads_into_pages(qkv, rows, spec, (pool.k(1), pool.v(1)))
     for got, want in zip((q, k, v), rotate_heads(qkv, rows, spec), strict=True):
         assert torch.equal(got, want)
     check_pages(pool, rig.places_of(rows), k, v)
@@ -114,7 +114,7 @@ def test_rows_of_a_prefill_go_to_the_slots_named(device):
     slots = torch.tensor([27, 8, 9, 119], device=device)
     qkv = torch.randn(4, 8 * 16).to(device, torch.bfloat16)
     rows = TokenRows(positions=positions, slots=slots)
-    _, k, v = rotate_heads_into_pages(qkv, rows, spec, pool.k(1), pool.v(1))
+    _, k, v = rotate_heads_into_pages(qkv, rows, spec, (pool.k(1), pool.v(1)))
     assert torch.equal(k, rotate_heads(qkv, positions, spec)[1])
     check_pages(pool, [(6, 3), (2, 0), (2, 1), (29, 3)], k, v)
 
@@ -125,7 +125,7 @@ def test_rows_without_pages_are_refused(device):
     qkv, one = torch.zeros(1, 48, device=device), rig.ints([0], device)
     for rows in (TokenRows(positions=one), BlockRows(members=one, lengths=one, block_size=1)):
         with pytest.raises(ValueError, match="go to pages"):
-            rotate_heads_into_pages(qkv, rows, spec, pool.k(0), pool.v(0))
+            rotate_heads_into_pages(qkv, rows, spec, (pool.k(0), pool.v(0)))
 
 
 def test_heads_that_are_too_wide_are_refused_with_their_width(device):
