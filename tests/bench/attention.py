@@ -11,6 +11,7 @@ and the early merge, which need no compiling.
 import argparse
 import itertools
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from typing import Any
@@ -39,6 +40,20 @@ def variants(num_rows: int, dim: int) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
+def compile_variants(args: argparse.Namespace) -> dict[str, Any]:
+    """All tiles of all geometries, at the extremes of the concurrencies, by all cores at once."""
+    from tests.bench.attention_cases import GEOMETRIES
+    from tests.bench.attention_compile import compile_all
+
+    jobs = [
+        (name, num_reqs, tile)
+        for name in args.geometry
+        for num_reqs in {min(args.concurrency), 8, max(args.concurrency)}
+        for tile in variants(*GEOMETRIES[name].row_shape)
+    ]
+    return compile_all(jobs, min(16, os.cpu_count() or 1))
+
+
 def try_variants(loads: list[Any], rows: list[dict[str, Any]], name: str) -> None:
     """Both rounds over the loads of one geometry; a row for each variant and load."""
     from tests.bench.attention_cases import triton_us
@@ -57,8 +72,7 @@ def try_variants(loads: list[Any], rows: list[dict[str, Any]], name: str) -> Non
             ratios.append(us / load.floor_us)
         return sum(ratios) / len(ratios)
 
-    geometry = loads[0].geometry
-    tiles = variants(geometry.num_rows * geometry.num_heads // geometry.num_kv_heads, geometry.dim)
+    tiles = variants(*loads[0].geometry.row_shape)
     best = sorted(tiles, key=attempt)[:_KEPT]
     for tile, programs, early in itertools.product(best, PROGRAMS, (False, True)):
         other = replace(tile, programs=programs, early_merge=early)
@@ -167,10 +181,11 @@ def main() -> int:
         print("tests.bench.attention measures a GPU, and there is no CUDA device here: nothing was measured",
               file=sys.stderr)  # fmt: skip
         return 1
+    compiled = compile_variants(args) if args.tiles else {}
     rows = blocks(args) + (prefills(args) if args.prefill else [])
     found = winners(rows)
     if args.json:
-        print(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows, "winners": found}))
+        print(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows, "winners": found} | compiled))
     print_table(found)
     return 0
 

@@ -39,6 +39,11 @@ class Geometry:
         """Keys and values of a position in one layer."""
         return 2 * self.num_kv_heads * self.dim * 2
 
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """(rows of a key-value head, head_dim)."""
+        return self.num_rows * self.num_heads // self.num_kv_heads, self.dim
+
     def case(self, use: Use) -> AttentionCase:
         """As the choice of a backend sees it."""
         return AttentionCase(

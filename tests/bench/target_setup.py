@@ -1,0 +1,247 @@
+"""A target's step with random weights and nobody around it: what CudaEngine puts together, over an arena of its own.
+
+All of it is for torch.inference_mode.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from memsvc.device.fixed_frames import ExchangeLayout
+from memsvc.device.lane import Words
+from memsvc.device.row_sampler import RowSampler
+from memsvc.slot_layout import SCALARS_AT, SlotLayout
+from memsvc.wire.base import Epoch, PageId, ReqId
+from memsvc.wire.mem import KindLayout, Layout, Registered
+from memsvc.wire.text import Sampling
+from target_worker.base import Base
+from target_worker.config import DEVICE_TIMES, TargetConfig
+from target_worker.cuda.assembly import CudaEngine
+from target_worker.cuda.exchange import Exchange
+from target_worker.cuda.order import Chunk
+from target_worker.cuda.plan_link import TargetLane
+from target_worker.cuda.work import Parts, StepWork
+from target_worker.model.config import kind_specs
+from target_worker.model.weights import load_target
+from tests.bench.ladder_geometry import Ladder
+from tests.bench.propose_geometry import GEOMETRIES
+
+PAGE_SIZE = 16
+_PATIENCE_S = 60.0
+SPARE_STEPS = 16
+"""Verifies that may move a request on before its slot is set back: there are pages for so many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What is measured."""
+
+    name: str
+    ladder: Ladder
+    concurrency: tuple[int, ...]
+    context: int
+    """Tokens of every request whose block is verified."""
+    prefill: tuple[int, ...]
+    """Prompt tokens of a step."""
+    accept_length: float = 4.0
+    """Simulated; 0: drafts are accepted that are right."""
+    attention_backend: str = "auto"
+    """Of prompts."""
+    dtype: str = "auto"
+    device: str = "cuda"
+
+    @property
+    def num_slots(self) -> int:
+        """Requests at once."""
+        return max((*self.concurrency, *(len(self.prompts(num)) for num in self.prefill)))
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        """Of a step."""
+        return max((*self.prefill, self.ladder.prompt_tokens))
+
+    def prompts(self, num_tokens: int) -> list[int]:
+        """Whole prompts of the ladder's length, the last one shorter, that are num_tokens together."""
+        size = self.ladder.prompt_tokens
+        return [min(size, num_tokens - start) for start in range(0, num_tokens, size)]
+
+    def num_tokens(self, slot: int) -> int:
+        """Tokens that a slot's request consists of. The long prompts are the first slot's."""
+        longest = self.max_prefill_tokens if slot == 1 else min(self.ladder.prompt_tokens, self.max_prefill_tokens)
+        return max(self.context + 1, longest)
+
+
+class Setup:
+    """Weights and memory, which steps of several settings share."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        """Takes the device memory for all that the job names; folder: an empty one, for the config."""
+        self.job = job
+        block_size = 1 + job.ladder.num_drafts
+        (folder / "config.json").write_text(json.dumps(job.ladder.target), encoding="utf-8")
+        self.config = TargetConfig(
+            run_dir=str(folder), model_path=str(folder), device=job.device, dtype=job.dtype, load_format="dummy",
+            page_size=PAGE_SIZE, max_running_requests=job.num_slots, max_prefill_tokens=job.max_prefill_tokens,
+            context_len=job.num_tokens(1) + SPARE_STEPS * block_size, num_draft_tokens=job.ladder.num_drafts,
+            target_layer_ids=tuple(GEOMETRIES[job.ladder.drafter].drafter["dflash_config"]["target_layer_ids"]),
+            simulate_accept_length=job.accept_length, cuda_graph_max_bs=max(job.concurrency),
+            attention_backend=job.attention_backend,
+        )  # fmt: skip
+        self.model, self.shape = load_target(folder, job.dtype, job.device, "dummy")
+        self.item_bytes = self.model.dtype.itemsize
+        rng = np.random.default_rng(0)
+        self.tokens = {slot: self._random_tokens(rng, job.num_tokens(slot)) for slot in self.slot_numbers}
+        self.drafts = {slot: self._random_tokens(rng, job.ladder.num_drafts) for slot in self.slot_numbers}
+        counts = [-(-(job.num_tokens(slot) + SPARE_STEPS * block_size) // PAGE_SIZE) for slot in self.slot_numbers]
+        # In no order, as pages come after a while. Page 0 is the dummy.
+        order = [PageId(page) for page in (rng.permutation(sum(counts)) + 1).tolist()]
+        self.pages = {
+            slot: [order.pop() for _ in range(num)] for slot, num in zip(self.slot_numbers, counts, strict=True)
+        }
+        self.base = self._make_base(folder, 1 + sum(counts))
+
+    @property
+    def slot_numbers(self) -> range:
+        """Those of all requests."""
+        return range(1, self.job.num_slots + 1)
+
+    def _random_tokens(self, rng: np.random.Generator, num: int) -> list[int]:
+        return rng.integers(0, self.shape.vocab_size, num).tolist()
+
+    def _make_base(self, folder: Path, num_pages: int) -> Base:
+        config = self.config
+        (spec,) = kind_specs(self.shape, PAGE_SIZE, str(self.model.dtype).removeprefix("torch."))
+        kind = KindLayout(spec.name, spec.page_bytes, PAGE_SIZE, 0, spec.window, 1, spec.page_bytes, num_pages)
+        slots = SlotLayout(config.max_running_requests, config.block_size, self.shape.vocab_size)
+        row_bytes = len(config.target_layer_ids) * self.shape.hidden_size * self.item_bytes
+        parts = ExchangeLayout(feature_bytes=config.sizes.feature_rows * row_bytes, slot_bytes=slots.num_bytes)
+        pool_bytes = num_pages * spec.page_bytes
+        layout = Layout(
+            arena_bytes=pool_bytes + parts.num_bytes, frame_bytes=spec.page_bytes, num_frames=num_pages,
+            page_size=PAGE_SIZE, kinds=[kind], exchange_offset=pool_bytes, exchange_bytes=parts.num_bytes,
+        )  # fmt: skip
+        arena = torch.zeros(layout.arena_bytes, dtype=torch.uint8, device=self.job.device)
+        return Base(
+            config=config, run_dir=folder, context=None, client=None,  # type: ignore[arg-type]
+            registered=Registered(Epoch(1), layout, 0, ""), arena=arena, model=self.model,
+        )  # fmt: skip
+
+
+class Steps(CudaEngine):
+    """The engine's work without scheduler and links. All requests stand in their slots, at the job's context.
+
+    Several of them take turns in one Setup's memory: whoever runs calls `reset` first.
+    """
+
+    def __init__(self, setup: Setup, *, is_split: bool = False) -> None:
+        """is_split: a graph for each section. Nothing is captured yet; `open` comes after the capture."""
+        self.setup = setup
+        self._base = replace(setup.base, config=replace(setup.config, spec_trace=DEVICE_TIMES if is_split else 0))
+        self.exchange = Exchange.of(self._base)
+        self._lane = self.lane(Words.of_target(self.exchange.slots))
+        self._work = self._make_work(self.exchange)
+        self._kept = torch.empty(0)
+
+    def lane(self, words: Words) -> TargetLane:
+        """See CudaEngine. On the CPU kernels are interpreted, when they are enqueued."""
+        if self._base.arena.is_cuda:
+            return super().lane(words)
+        from tests.support.host_lane import HostTargetLane
+
+        return HostTargetLane(words)
+
+    @property
+    def work(self) -> StepWork:
+        """As the engine has it."""
+        return self._work
+
+    @property
+    def parts(self) -> Parts:
+        """What it consists of."""
+        return self._work._parts
+
+    @property
+    def prefill_name(self) -> str:
+        """Of the attention backend of prompts."""
+        return self._prefill_name
+
+    def capture(self) -> tuple[float, int]:
+        """Seconds it took, and bytes of the device."""
+        return self._work.capture()
+
+    def open(self) -> None:
+        """Every request has its slot and its pages, with a first token given out and k drafts to be verified."""
+        job, slots = self.setup.job, self.exchange.slots
+        for slot in self.setup.slot_numbers:
+            tokens = self.setup.tokens[slot]
+            assert self._tables.add(ReqId(slot)) == slot
+            self._tables.set_row(ReqId(slot), self.setup.pages[slot])
+            sampler = RowSampler(
+                Sampling(temperature=0.0, seed=slot, max_tokens=1 << 20, ignore_eos=True),
+                eos_ids=self.setup.shape.eos_ids, prompt=tokens[: job.context], output=tokens[job.context :][:1],
+            )  # fmt: skip
+            self._work.writer.open(slot, sampler, length=job.context, anchor=tokens[job.context], valid_from=0)
+            self._work.writer.set(slot, "num_drafts", job.ladder.num_drafts)
+        with self._lane.running():
+            self.parts.mirror.push(self._lane.stage)
+            self._work.writer.flush(self._lane.stage)
+            drafts = np.array([self.setup.drafts[slot] for slot in self.setup.slot_numbers], dtype=np.int32)
+            slots.drafts[1:] = self._lane.stage(drafts)
+            self._kept = self._moving.clone()
+
+    @property
+    def _moving(self) -> torch.Tensor:
+        """What a verify writes of the slots, and what it reads of them beside it."""
+        slots = self.exchange.slots
+        return slots.words[SCALARS_AT // 4 : slots.layout.stop_ids_at // 4]
+
+    def reset(self) -> None:
+        """Enqueue: all slots are as `open` left them."""
+        self._moving.copy_(self._kept)
+
+    def fill(self) -> None:
+        """Enqueue the context of every request, piece by piece, as prompts are computed."""
+        most = self.setup.job.max_prefill_tokens
+        with self._lane.running():
+            for slot in self.setup.slot_numbers:
+                for start in range(0, self.setup.job.context, most):
+                    end = min(start + most, self.setup.job.context)
+                    self.prompts([Chunk(slot, start, self.setup.tokens[slot][start:end], False)])
+
+    def choose(self, num_reqs: int) -> None:
+        """Enqueue: the first requests are the members of their bucket."""
+        places = self._work._graphs.bucket(num_reqs).places
+        self._lane.stage_into(places.inputs, places.host_inputs(range(1, num_reqs + 1), []))
+
+    def verify(self, num_reqs: int, on_section: Any = None) -> None:
+        """Enqueue a verify of the chosen."""
+        self._work._graphs.bucket(num_reqs).run(on_section)
+
+    def verify_eagerly(self, num_reqs: int) -> None:
+        """The same, kernel by kernel."""
+        for _ in self._work._graphs.bucket(num_reqs).turn():
+            pass
+
+    def tokens(self, num_reqs: int) -> list[list[int]]:
+        """What the newest verify gave each of the chosen. Waits for it."""
+        self._lane.drain(_PATIENCE_S)
+        rows = self._work._results[self._work._graphs.bucket(num_reqs).places.inputs.data_ptr()]
+        return [row[2 : 2 + row[0]] for row in rows[:num_reqs].tolist()]
+
+    def features(self, num_rows: int) -> torch.Tensor:
+        """The first rows of the exchange."""
+        assert self.exchange.features is not None
+        return self.exchange.features[:num_rows]
+
+    def prompts(self, chunks: list[Chunk]) -> torch.Tensor | None:
+        """Enqueue prompt chunks; logits of those that end a prompt."""
+        return self.parts.prompts.run(chunks, self._base.config.sizes.max_places * self._base.config.block_size)
+
+    @property
+    def running(self) -> Any:
+        """What is enqueued within goes on the lane."""
+        return self._lane.running()

@@ -1,0 +1,88 @@
+"""Settings to compare: they are in force while they should be, and what can't be set is said."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from memsvc.device.kernels import ahead, launch
+from memsvc.device.kernels.attention_tiles import AttentionScratch, Tile
+from tests.bench.variants import KNOBS, Setting, UnknownSettingError, parse_variant
+
+
+def test_constants_are_in_force_and_put_back():
+    before = launch.OVERLAP, ahead.BYTES
+    variant = parse_variant("overlap+ahead=4096")
+    assert before == (launch.OVERLAP, ahead.BYTES), "not before it is asked for"
+    with variant.in_force():
+        assert (launch.OVERLAP, ahead.BYTES) == (True, 4096)
+    assert before == (launch.OVERLAP, ahead.BYTES)
+
+
+def test_constants_are_put_back_after_an_error():
+    before = launch.OVERLAP
+    with pytest.raises(KeyError), parse_variant("overlap").in_force():
+        raise KeyError
+    assert launch.OVERLAP is before
+
+
+def test_any_constant_can_be_set():
+    with parse_variant("set=memsvc.device.kernels.block_attention._MERGE_PROGRAMS=64").in_force():
+        from memsvc.device.kernels import block_attention
+
+        assert block_attention._MERGE_PROGRAMS == 64
+    assert block_attention._MERGE_PROGRAMS != 64
+
+
+def test_base_changes_nothing():
+    assert parse_variant("base").settings == ()
+
+
+def a_step() -> Any:
+    """As much of a VerifyStep as a tile needs: 9 rows of 4 query heads on 2 key-value heads."""
+    return SimpleNamespace(
+        _attention=AttentionScratch.for_buckets((4,), 9, (8, 2), 16, "cpu"),
+        _config=SimpleNamespace(block_size=9, max_places=4),
+        _network=SimpleNamespace(model=SimpleNamespace(shape=SimpleNamespace(num_kv_heads=2, group_size=4))),
+    )
+
+
+def test_a_tile_comes_with_room_for_its_parts():
+    step = a_step()
+    before = step._attention
+    parse_variant("attention-tile=32,4,2,9,early").change(step)
+    found = step._attention
+    assert found.tile == Tile(32, 4, 2, 9, early_merge=True)
+    assert found.splits(4, 2, 1000, found.tile) == 9 * before._num_multiprocessors // 2
+    assert found.partial.shape[1:] == before.partial.shape[1:]
+    small = a_step()
+    parse_variant("attention-tile=32,4,2,1").change(small)
+    assert small._attention.num_chunks == before.num_chunks, "never less than there was"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("overlap=1", "takes no value"),
+        ("faster", "'faster' is none of overlap, ahead, attention-tile, set"),
+        ("ahead=much", "ValueError"),
+        ("ahead=0.5", "is of another type"),
+        ("set=memsvc.nowhere.NUMBER=3", "ModuleNotFoundError"),
+        ("set=memsvc.device.kernels.launch.NOTHING=3", "AttributeError"),
+        ("set=NUMBER=3", "ValueError"),
+        ("attention-tile=64,4,3", "BLOCK,WARPS,STAGES,PROGRAMS"),
+        ("attention-tile=48,4,3,2", "no kernel is cut like this"),
+        ("attention-tile=64,4,3,2,earlier", "BLOCK,WARPS,STAGES,PROGRAMS"),
+    ],
+)
+def test_what_can_not_be_set_is_said(text: str, why: str):
+    with pytest.raises(UnknownSettingError, match=why):
+        parse_variant(text)
+
+
+def test_a_knob_more_is_one_function(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(KNOBS, "bytes", lambda value: Setting(constants=((ahead, "BYTES", 2 * int(value)),)))
+    with parse_variant("bytes=3+overlap").in_force():
+        assert (ahead.BYTES, launch.OVERLAP) == (6, True)
