@@ -1,0 +1,77 @@
+"""What the gated delta net of a verify step costs: `python -m tests.bench.delta` (on a CUDA device), JSON lines.
+
+A layer's launch for each tile, and the launches that move states on for all layers of the 27B, captured many times
+into a graph, on the memory of LAYERS layers in turn. floor_us: the bytes that have to be moved over the bandwidth that
+a large copy reaches.
+"""
+
+import argparse
+import json
+import sys
+
+import torch
+
+from memsvc.device.kernels.delta_memory import move_states
+from memsvc.device.kernels.delta_verify import DeltaSite, DeltaTile, delta_verify
+from tests.bench.rows import LAUNCHES, copy_bytes_per_us, graph_us
+from tests.support import delta_models
+
+LAYERS = 4
+"""Together far more than a cache holds, from a few requests on."""
+ALL_LAYERS = 48
+"""Linear layers of the 27B."""
+TILES = "32x1,16x1,64x2,32x2,32x4,16x4"
+
+
+def sites_of(model: str, num_slots: int, tile: DeltaTile, device: str) -> list[DeltaSite]:
+    """One for each of LAYERS layers."""
+    spec = delta_models.MODELS[model]
+    memory = delta_models.memory_of(spec, num_slots, LAYERS, device)
+    conv = torch.randn(spec.conv_kernel, spec.conv_dim, device=device) * 0.3
+    return [DeltaSite(memory=memory, layer=layer, conv=conv, tile=tile) for layer in range(LAYERS)]
+
+
+def measure(model: str, num_slots: int, tile: DeltaTile, bandwidth: float, device: str = "cuda") -> dict[str, object]:
+    """One launch with this tile."""
+    spec, rows = delta_models.MODELS[model], delta_models.steady_rows(num_slots, device)
+    raw, gates = delta_models.inputs_of(spec, rows.num_rows, device)
+    sites = sites_of(model, num_slots, tile, device)
+    us = graph_us([lambda i=i: delta_verify(raw, gates, rows, sites[i % LAYERS]) for i in range(LAUNCHES)])
+    floor_us = delta_models.step_bytes(spec, rows) / bandwidth
+    return {
+        "model": model, "places": num_slots, "tile": tile, "device_us": round(us, 2), "floor_us": round(floor_us, 2),
+    }  # fmt: skip
+
+
+def measure_moves(num_slots: int, device: str = "cuda") -> dict[str, object]:
+    """The end of a step. Lengths are put back each time, so that each moves what a step moves."""
+    spec, rows = delta_models.MODELS["27b"], delta_models.steady_rows(num_slots, device)
+    memory = delta_models.memory_of(spec, num_slots, ALL_LAYERS, device)
+    first = memory.tables.state_len.clone()
+    calls = [lambda: move_states(rows, memory), lambda: memory.tables.state_len.copy_(first)]
+    both, reset = graph_us(calls * LAUNCHES), graph_us(calls[1:] * LAUNCHES)
+    return {"moves": ALL_LAYERS, "places": num_slots, "device_us": round(2 * both - reset, 2)}
+
+
+def main() -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="27b", choices=sorted(delta_models.MODELS))
+    parser.add_argument("--places", default="1,4,16,32", help="numbers of requests")
+    parser.add_argument("--tiles", default=TILES, help="columns and warps of each")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("tests.bench.delta needs a GPU: there is no CUDA device here", file=sys.stderr)
+        return 2
+    bandwidth = copy_bytes_per_us()
+    for places in map(int, arguments.places.split(",")):
+        for tile in arguments.tiles.split(","):
+            columns, warps = map(int, tile.split("x"))
+            row = measure(arguments.model, places, DeltaTile(columns, warps), bandwidth)
+            print(json.dumps(row), flush=True)
+        print(json.dumps(measure_moves(places)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
