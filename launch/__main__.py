@@ -14,7 +14,7 @@ from launch.drafter import with_drafter
 from launch.dtype import with_dtype
 from launch.flags import parse_flags, shown_command
 from launch.http.listen import bind_tcp, url_of
-from launch.models import read_models
+from launch.models import check_folders, read_models
 from launch.mps import MpsDaemon, mps_line
 from launch.planner import make_plan
 from launch.policy import MPS_RULES, RULES, AllUp, Policy
@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
 def _prepare(config: LaunchConfig, command: tuple[str, ...], stack: ExitStack) -> Run:
     listener = stack.enter_context(bind_tcp(config.host, config.port))
     model_path = Path(config.model_path).absolute() if config.model_path else ensure_smollm2()
+    check_folders(config, model_path)
     config = with_dtype(with_drafter(config, model_path), model_path)
     models = read_models(config, model_path)
     pool, plan = make_plan(config, models)

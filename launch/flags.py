@@ -194,7 +194,12 @@ def _unknown(given: str) -> str:
 def _key_from(file: Path | None) -> str:
     if file is None:
         return os.environ.get(API_KEY_ENV, "")
-    key = file.read_text("utf-8").strip()
+    try:
+        key = file.read_text("utf-8").strip()
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"--api-key-file {file} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if not key:
         raise ValueError(f"--api-key-file {file} is empty")
     return key

@@ -44,6 +44,15 @@ class Models:
         return 1 + self.num_drafts
 
 
+def check_folders(config: LaunchConfig, model_path: Path) -> None:
+    """Raises ValueError that names, in full, the folder of model or drafter that does not exist."""
+    if not model_path.is_dir():
+        raise ValueError(f"model folder {model_path} does not exist; names of a model hub are not downloaded")
+    drafter = Path(config.draft_model_path).absolute()
+    if config.draft_model_path and not drafter.is_dir():
+        raise ValueError(f"drafter folder {drafter} does not exist")
+
+
 def read_models(config: LaunchConfig, model_path: Path) -> Models:
     """Raises ValueError that names the folder, the key, or both numbers where the models don't fit together."""
     target = TargetShape.from_folder(model_path)

@@ -18,7 +18,7 @@ from draft_worker.shape import DraftShape
 from draft_worker.train.config import model_folder_help
 from draft_worker.train.repetition import repeated_share
 from draft_worker.train.served import served
-from target_worker.train.flags import SMOLLM2, parse
+from target_worker.train.flags import SMOLLM2, existing, one_line_errors, parse, target_folder
 
 _FIELDS = ("prompt", "question", "text")
 _TIMEOUT_S = 600.0
@@ -204,6 +204,7 @@ def evaluate(url: str, prompts: Sequence[str], config: EvaluateConfig, file: Pat
     return rounds[0] | {"rounds": rounds, "config": asdict(config)}
 
 
+@one_line_errors(RuntimeError)
 def main(argv: Sequence[str] | None = None) -> None:
     """Start a server, or use a running one, and print the figures."""
     parser = argparse.ArgumentParser(
@@ -220,7 +221,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, config = parse(parser, argv, EvaluateConfig)
     if not args.url and args.draft is None:
         parser.error("--draft DIR is needed, or --url of a running server")
-    prompts = read_prompts(args.prompts)
+    if args.draft is not None:
+        existing("--draft", args.draft)
+    if not args.url and args.target != SMOLLM2:
+        target_folder(args.target)
+    prompts = read_prompts(existing("--prompts", args.prompts))
     prompts = prompts[-config.last :] if config.last else prompts
     prompts = prompts[: config.limit] if config.limit else prompts
     flags = [] if args.target == SMOLLM2 else ["--model-path", args.target]

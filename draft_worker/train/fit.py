@@ -8,10 +8,11 @@ import torch
 
 from draft_worker.train.config import DrafterConfig, LossConfig, TrainConfig, model_folder_help
 from draft_worker.train.trainer import Paths, Trainer
-from target_worker.train.flags import parse, target_folder
+from target_worker.train.flags import existing, one_line_errors, parse, target_folder
 from target_worker.train.start import begin
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Train one slice."""
     parser = argparse.ArgumentParser(prog="python -m draft_worker.train.fit", description=__doc__)
@@ -23,9 +24,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args, drafter, loss, config = parse(parser, argv, DrafterConfig, LossConfig, TrainConfig)
     begin(args.device)
-    paths = Paths(
-        target=target_folder(args.target), answers=args.answers, state=args.state, out=args.out, init=args.init
-    )
+    target, answers = target_folder(args.target), existing("--answers", args.answers)
+    paths = Paths(target=target, answers=answers, state=args.state, out=args.out, init=args.init)
     Trainer(paths, drafter, loss, config, args.device).run()
 
 

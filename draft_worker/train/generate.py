@@ -20,7 +20,7 @@ from draft_worker.train.sequences import Sequences, read_sequences, write_sequen
 from memsvc.device.shards import FILE_BYTES
 from target_worker.model.decoder import Decoder
 from target_worker.model.weights import load_target
-from target_worker.train.flags import parse, target_folder
+from target_worker.train.flags import existing, one_line_errors, parse, target_folder
 from target_worker.train.start import begin
 
 logger = logging.getLogger(__name__)
@@ -173,6 +173,7 @@ def generate(
     return answers.sequences(), facts
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the answers as shards, and what was counted as answers.json."""
     parser = argparse.ArgumentParser(prog="python -m draft_worker.train.generate", description=__doc__)
@@ -182,7 +183,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args, config = parse(parser, argv, GenerateConfig)
     begin(args.device)
-    sequences, facts = generate(target_folder(args.target), args.prompts, args.device, config)
+    prompts = existing("--prompts", args.prompts)
+    sequences, facts = generate(target_folder(args.target), prompts, args.device, config)
     files = write_sequences(args.out, STEM, sequences, FILE_BYTES)
     (args.out / f"{STEM}.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     logger.info("wrote files=%d bytes=%d", len(files), sum(file.stat().st_size for file in files))

@@ -16,7 +16,7 @@ from draft_worker.train.sequences import Sequences, from_lists, write_sequences
 from memsvc.device.shards import FILE_BYTES
 from memsvc.wire.text import ChatMessage, ChatPrompt, TextPrompt
 from target_worker.model.config import TargetShape
-from target_worker.train.flags import parse, target_folder
+from target_worker.train.flags import existing, one_line_errors, parse, target_folder
 from tokenizer_proc.config import TokenizerConfig
 from tokenizer_proc.encode import PromptEncoder
 
@@ -27,6 +27,8 @@ KINDS = ("maths", "code", "docs", "chat")
 
 def gather(config: PromptConfig) -> dict[str, list[str]]:
     """Prompts of each kind as texts; maths only where there is a file of it."""
+    if config.gsm8k is not None:
+        existing("--gsm8k", config.gsm8k)
     rng = random.Random(config.seed)
     stubs, docs = prompt_sources.stubs_and_docs(rng)
     maths = [] if config.gsm8k is None else prompt_sources.maths_prompts(config.gsm8k, config.gsm8k_held_out, rng)
@@ -54,6 +56,7 @@ def encode(texts: dict[str, list[str]], target: Path, config: PromptConfig) -> S
     return from_lists(tokens, shape.vocab_size, kinds)
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the file and print how much of what is in it."""
     parser = argparse.ArgumentParser(prog="python -m draft_worker.train.prompts", description=__doc__)

@@ -21,7 +21,7 @@ from memsvc.device.shards import FILE_BYTES
 from memsvc.wire.text import ChatMessage, ChatPrompt
 from target_worker.model.config import TargetShape
 from target_worker.model.weights import load_target
-from target_worker.train.flags import parse, target_folder
+from target_worker.train.flags import one_line_errors, parse, target_folder
 from target_worker.train.start import begin
 from tokenizer_proc.config import TokenizerConfig
 from tokenizer_proc.encode import PromptEncoder, Text
@@ -65,6 +65,7 @@ def chosen(answers: Answers, frame: Frame, eos_ids: Sequence[int], vocab_size: i
     return from_lists(prompts, vocab_size, [KIND] * len(prompts))
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the file and print what is in it. --samples is the number of questions to be tried."""
     parser = argparse.ArgumentParser(prog="python -m draft_worker.train.questions", description=__doc__)

@@ -22,8 +22,9 @@ from draft_worker.train.plot import plot, read_log
 from draft_worker.train.sequences import SUFFIX, write_sequences
 from draft_worker.train.trainer import LOG_FILE, Paths, Trainer
 from memsvc.device.shards import FILE_BYTES
-from target_worker.train.flags import parse, target_folder
+from target_worker.train.flags import existing, one_line_errors, parse, target_folder
 from target_worker.train.start import begin
+from target_worker.train.state import Progress, has_state, read_facts
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ _LEAST_SLICE_S = 30.0
 """A slice with less time left for training than this does not begin it."""
 
 
+@one_line_errors()
 def main(argv: Sequence[str] | None = None) -> None:
     """One slice."""
     started = time.monotonic()
@@ -48,13 +50,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     target = target_folder(args.target)
     answers = _answers(args, target, configs[0])
     left = args.slice_seconds - (time.monotonic() - started)
+    state = args.work / "state"
     if left > _LEAST_SLICE_S:
-        paths = Paths(
-            target=target, answers=answers, state=args.work / "state", out=args.work / "drafter", init=args.init
-        )
+        paths = Paths(target=target, answers=answers, state=state, out=args.work / "drafter", init=args.init)
         config = replace(configs[3], max_seconds=left)
-        _train(Trainer(paths, configs[1], configs[2], config, args.device), paths)
+        progress = _train(Trainer(paths, configs[1], configs[2], config, args.device), paths)
+    else:
+        progress = _progress_before(state, configs[3].steps)
     _bring_home(args)
+    logger.info("%s", what_is_left(progress))
 
 
 def _answers(args: argparse.Namespace, target: Path, config: GenerateConfig) -> Path:
@@ -62,7 +66,7 @@ def _answers(args: argparse.Namespace, target: Path, config: GenerateConfig) -> 
     folder = args.work / STEM
     facts_file = folder / f"{STEM}.json"
     if not facts_file.is_file():
-        sequences, facts = generate(target, args.prompts, args.device, config)
+        sequences, facts = generate(target, existing("--prompts", args.prompts), args.device, config)
         write_sequences(folder, STEM, sequences, FILE_BYTES)
         facts_file.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
         if args.device.startswith("cuda"):
@@ -72,14 +76,33 @@ def _answers(args: argparse.Namespace, target: Path, config: GenerateConfig) -> 
     return folder
 
 
-def _train(trainer: Trainer, paths: Paths) -> None:
+def _train(trainer: Trainer, paths: Paths) -> Progress:
     if trainer.is_done:
-        logger.info("all steps are made: steps=%d", trainer.progress.step)
-        return
+        return trainer.progress
     trainer.run()
     log = paths.state / LOG_FILE
     if read_log(log)["step"]:  # A slice of few steps writes no line.
         plot(log, paths.state / "train.png")
+    return trainer.progress
+
+
+def _progress_before(state: Path, steps: int) -> Progress:
+    """Where earlier slices came to, in a slice that had no time to train; steps: asked for now, 0 = as planned."""
+    progress = Progress(**read_facts(state)["progress"]) if has_state(state) else Progress()
+    progress.total_steps = steps or progress.total_steps
+    return progress
+
+
+def what_is_left(progress: Progress) -> str:
+    """The last line of a slice: whether the command is to be given again."""
+    step, total = progress.step, progress.total_steps
+    if total and step >= total:
+        return f"all steps are made: steps={step}"
+    if not step:
+        return "answers are made, all steps are left: the same command goes on"
+    if not total:
+        return f"steps made={step}, of how many is not known yet: the same command goes on"
+    return f"steps left={total - step} of {total}: the same command goes on"
 
 
 def _bring_home(args: argparse.Namespace) -> None:

@@ -6,7 +6,8 @@ import inspect
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -60,6 +61,23 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, *classes:
         return args, *(config_from(cls, args) for cls in classes)
     except ValueError as error:
         parser.error(str(error))
+
+
+@contextmanager
+def one_line_errors(*more: type[Exception]) -> Iterator[None]:
+    """Around or on a main: a ValueError, an OSError and one of `more` end it with status 1 and a line on stderr."""
+    try:
+        yield
+    except (ValueError, OSError, *more) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def existing(flag: str, path: Path) -> Path:
+    """The path that the flag names. Raises ValueError if nothing is there."""
+    if not path.exists():
+        raise ValueError(f"{flag} {path} does not exist")
+    return path
 
 
 def target_folder(name: str) -> Path:

@@ -46,12 +46,16 @@ def compare(a: Path, b: Path) -> Comparison:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the comparison; 0 if every answer has an equal one in the other run."""
+    """Print the comparison; 0 if every answer has an equal one in the other run, 2 if a file can't be read."""
     parser = argparse.ArgumentParser(prog="python -m tests.load.compare", description=__doc__)
     parser.add_argument("a", type=Path)
     parser.add_argument("b", type=Path)
     args = parser.parse_args(argv)
-    found = compare(args.a, args.b)
+    try:
+        found = compare(args.a, args.b)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     for line in found.differing:
         print(line)
     num_paired = found.num_equal + len(found.differing)

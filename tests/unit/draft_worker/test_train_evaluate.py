@@ -53,6 +53,28 @@ def test_each_round_says_how_many_answers_are_those_of_the_first_and_all_are_wri
     assert lines[0]["histogram"] == [0, 1]
 
 
+def refused(url, prompts, *_):
+    raise RuntimeError("HTTP 401: the key is wrong")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--url", "http://x", "--prompts", "/nowhere"], "--prompts /nowhere does not exist"),
+        (["--draft", "/nowhere"], "--draft /nowhere does not exist"),
+        (["--draft", ".", "--target", "/nowhere"], "/nowhere holds no config.json"),
+        (["--url", "http://x"], "HTTP 401: the key is wrong"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_no_traceback(tmp_path, monkeypatch, capsys, flags, reason):
+    (tmp_path / "p").write_text("a prompt\n")
+    monkeypatch.setattr(evaluate, "ask_all", refused)
+    with pytest.raises(SystemExit, match="1"):
+        evaluate.main(["--prompts", str(tmp_path / "p"), *flags])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {reason}")
+
+
 def test_no_drafts_means_a_length_of_one():
     assert figures([answer()], EvaluateConfig())["accept_length"] == 1.0
 

@@ -1,4 +1,5 @@
 import json
+import logging
 import shlex
 
 import numpy as np
@@ -213,6 +214,33 @@ def test_slices_of_the_driver_bring_home_what_is_worth_keeping(command, tmp_path
     before = (tmp_path / "h2" / "model.safetensors").read_bytes()
     run.main([*command, "--home", str(tmp_path / "h3")])
     assert (tmp_path / "h3" / "model.safetensors").read_bytes() == before
+
+
+def test_the_last_line_of_a_slice_says_whether_the_command_goes_on(command, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+
+    def last_line(*flags):
+        run.main([*command, "--home", str(tmp_path / "home"), *flags])
+        return caplog.records[-1].message
+
+    at_once = ["--slice-seconds", "0"]
+    assert last_line(*at_once) == "answers are made, all steps are left: the same command goes on"
+    assert last_line() == "all steps are made: steps=4"
+    assert last_line() == "all steps are made: steps=4"
+    assert last_line(*at_once) == "all steps are made: steps=4"
+    # The state is of 4 steps, of more that are wanted now.
+    assert last_line(*at_once, "--steps", "30") == "steps left=26 of 30: the same command goes on"
+    progress = Progress(step=3)
+    assert run.what_is_left(progress) == "steps made=3, of how many is not known yet: the same command goes on"
+
+
+@pytest.mark.parametrize(("flag", "reason"), [("--prompts", "does not exist"), ("--target", "holds no config.json")])
+def test_a_path_that_is_not_there_ends_the_driver_with_one_line(command, tmp_path, capsys, flag, reason):
+    with pytest.raises(SystemExit, match="1"):
+        run.main([*command, "--home", str(tmp_path / "home"), flag, "/nowhere"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert f"/nowhere {reason}" in line
 
 
 def test_a_run_too_short_for_a_line_of_the_log_brings_the_drafter_home(command, tmp_path):

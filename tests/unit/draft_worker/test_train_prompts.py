@@ -47,6 +47,14 @@ def test_files_that_are_no_python_are_passed_over(tmp_path):
     assert prompt_sources._pieces(tmp_path / "a.py") == ([], [])
 
 
+def test_a_file_of_questions_that_is_not_there_is_named_in_one_line(tmp_path, capsys):
+    target = write_tiny_model(tmp_path / "target")
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="1"):
+        prompts.main(["--target", str(target), "--out", str(tmp_path / "p"), "--gsm8k", "/nowhere"])
+    assert capsys.readouterr().err == "error: --gsm8k /nowhere does not exist\n"
+
+
 def test_held_out_questions_are_never_asked(tmp_path):
     file = tmp_path / "q.jsonl"
     file.write_text("".join(json.dumps({"question": f"question {n:03d}?"}) + "\n" for n in range(50)))

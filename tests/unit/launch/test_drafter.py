@@ -9,7 +9,7 @@ from launch import drafter
 from launch.config import LaunchConfig
 from launch.drafter import DEFAULT_MODEL_DRAFT, with_drafter
 from launch.flags import parse_flags
-from launch.models import read_models
+from launch.models import check_folders, read_models
 from memsvc.device.quant_config import int8_config
 from tests.support.model_folders import DRAFT, TARGET, folder
 
@@ -73,6 +73,15 @@ def test_what_asks_for_speculation_needs_one(model: Path, flags: list[str]):
         chosen(model, *flags)
     folder(model / "draft", DRAFT)
     assert chosen(model, *flags)
+
+
+def test_a_folder_that_does_not_exist_is_named_in_full(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"^drafter folder {tmp_path}/nonexist does not exist$"):
+        check_folders(LaunchConfig(draft_model_path="nonexist"), model)
+    with pytest.raises(ValueError, match=r"^model folder /org/name .*; names of a model hub are not downloaded$"):
+        check_folders(LaunchConfig(), Path("/org/name"))
+    check_folders(LaunchConfig(), model)
 
 
 def test_flags_for_the_block_hold_for_the_drafter_that_was_found(model: Path, beside: Path):

@@ -116,7 +116,7 @@ def test_an_unknown_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
         (["--attention-backend", "triton"], ["--attention-backend triton", "--device is cpu"]),
         (["--mps=maybe"], ["'maybe'", "off", "on"]),
         (["--api-key=k\u00e9y"], ["printable ASCII"]),
-        (["--api-key-file=/does/not/exist"], ["/does/not/exist"]),
+        (["--api-key-file=/does/not/exist"], ["--api-key-file /does/not/exist", "No such file"]),
     ],
 )
 def test_a_wrong_value_is_refused_with_flag_limit_and_value(

@@ -123,6 +123,13 @@ def test_compare_pairs_answers_and_shows_where_they_part(tmp_path: Path, capsys:
     assert main([str(a), str(a)]) == 0
 
 
+def test_compare_names_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(tmp_path / "none"), str(tmp_path / "none")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert str(tmp_path / "none") in line
+
+
 def test_compare_sees_another_finish_reason(tmp_path: Path):
     a, b = tmp_path / "a", tmp_path / "b"
     save_texts(a, [make_call(0, "x", finish_reason="stop")])
