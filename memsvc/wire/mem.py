@@ -1,4 +1,4 @@
-"""Worker <-> memory service. One Step per scheduler step carries all four verbs."""
+"""Worker <-> memory service. One Step per scheduler step carries all that changes: commits, pages, opens, closes."""
 
 from memsvc.wire.base import BadRequest, Done, Epoch, Msg, PageId, ReqId
 

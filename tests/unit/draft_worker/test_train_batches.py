@@ -1,3 +1,5 @@
+"""How answers are grouped into steps, where anchors are drawn, and which prompts are held out."""
+
 import numpy as np
 import pytest
 

@@ -1,3 +1,5 @@
+"""Accept length, its error and its rounds, from answers that a server could have given."""
+
 import json
 
 import pytest

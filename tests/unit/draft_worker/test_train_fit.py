@@ -1,3 +1,5 @@
+"""A training in one piece and in slices: it learns, it goes on where it was, it ends in time."""
+
 import json
 import logging
 import shlex

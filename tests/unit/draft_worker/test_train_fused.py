@@ -1,3 +1,5 @@
+"""Functions are compiled only where that gives the same numbers."""
+
 import pytest
 import torch
 

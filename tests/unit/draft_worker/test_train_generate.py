@@ -1,3 +1,5 @@
+"""Generated answers are the model's own, whoever they run beside, and loops are dropped."""
+
 import numpy as np
 import pytest
 import torch

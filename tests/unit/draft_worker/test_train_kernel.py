@@ -1,3 +1,5 @@
+"""Attention of one decoded token a row, by the kernel and by torch."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""Each part of the loss against its definition."""
+
 import math
 
 import pytest

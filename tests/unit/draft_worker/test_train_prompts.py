@@ -1,3 +1,5 @@
+"""What prompts are made of, and what is kept out of them."""
+
 import json
 import random
 

@@ -1,3 +1,5 @@
+"""Files of sequences give back what was put in, in pieces of a size."""
+
 import numpy as np
 import pytest
 

@@ -1,3 +1,5 @@
+"""What pages, manuals and code become as text to train on."""
+
 import gzip
 import json
 import random

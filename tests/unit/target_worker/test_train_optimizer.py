@@ -1,3 +1,5 @@
+"""Muon against what defines it, beside AdamW."""
+
 import numpy as np
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""The trained tokenizer: its ids, its pieces, and that others read it alike."""
+
 import json
 import random
 
