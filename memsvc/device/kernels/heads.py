@@ -184,6 +184,7 @@ def _launch(
     ahead: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     k_pages, v_pages = (None, None) if pages is None else pages
+    weight, num_bytes = fetching.operands(ahead)
     n, d, heads, kv_heads = len(qkv), spec.head_dim, spec.num_heads, spec.num_kv_heads
     assert rows.num_rows == n, f"{n} rows of qkv stand at {rows.num_rows} places"
     q = torch.empty((n, heads, d), dtype=qkv.dtype, device=qkv.device)
@@ -201,7 +202,7 @@ def _launch(
         frequencies=spec.rotary.frequencies, rope_scale=spec.rotary.scale, value_scale=spec.value_scale,
         qkv_stride=qkv.stride(0), **row_arguments(rows, 0 if k_pages is None else k_pages.shape[1]),
         **_page_strides(k_pages, v_pages), **_norm_arguments(spec),
-        **dict(zip(("ahead", "ahead_bytes"), fetching.operands(ahead), strict=True)), HEADS=heads, KV=kv_heads, D_PAD=width, CHUNK=chunk,
+        ahead=weight, ahead_bytes=num_bytes, HEADS=heads, KV=kv_heads, D_PAD=width, CHUNK=chunk,
         **half_sizes(spec.rotary.rotary_dim, d),
     )  # fmt: skip
     return q, k, v
