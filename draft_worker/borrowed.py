@@ -104,7 +104,8 @@ def _present(source: TensorSource, names: tuple[str, ...]) -> str:
 
 def eos_token_ids(target_path: Path) -> list[int]:
     """Token ids that end an answer, from config.json and generation_config.json of the target's folder."""
-    configs = [read_config(target_path)]
+    config = read_config(target_path)
+    configs: list[dict[str, Any]] = [config, config.get("text_config") or {}]
     generation = target_path / "generation_config.json"
     if generation.is_file():
         configs.append(read_json(generation))

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 
 from draft_worker.shape import DraftShape
-from memsvc.device.checkpoint import CheckpointReader, TensorSource, load_source
+from memsvc.device.checkpoint import CheckpointReader, TensorSource, listed, load_source
 
 _OTHER_NAMES = (
     ("fc.", "encoder.fc."),
@@ -75,7 +75,7 @@ class DraftTensors:
         """
         left = [name for name in self._source.unused() if not _is_not_needed(name)]
         if left:
-            raise ValueError(f"{len(left)} tensors that config.json does not account for: {', '.join(left[:8])}")
+            raise ValueError(f"{len(left)} tensors that config.json does not account for: {listed(left)}")
 
 
 def _is_not_needed(name: str) -> bool:

@@ -2,9 +2,10 @@
 
 import math
 import zlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,11 +18,21 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 LOAD_FORMATS = ("auto", "dummy")
 
+Form = tuple[int, ...]
+"""A tensor's sizes."""
+
+
+class StoredTensor(NamedTuple):
+    """What a checkpoint says of a tensor."""
+
+    file: str
+    form: Form
+
 
 class TensorSource(Protocol):
     """Where a model's tensors come from."""
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def get(self, name: str, shape: Form, dtype: torch.dtype) -> torch.Tensor:
         """The tensor of that name and shape, converted to dtype. ValueError if it is missing or shaped otherwise."""
         ...
 
@@ -61,7 +72,7 @@ class CheckpointReader:
         """Whether the checkpoint holds that name."""
         return name in self._file_of
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def get(self, name: str, shape: Form, dtype: torch.dtype) -> torch.Tensor:
         """The tensor of that name. Raises ValueError naming it and both shapes if it does not fit."""
         tensor = self._read(name, shape)
         if tensor.dtype == torch.int8:
@@ -74,7 +85,26 @@ class CheckpointReader:
         """Names that were never asked for, sorted."""
         return sorted(set(self._file_of) - self._asked)
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def stored(self) -> dict[str, StoredTensor]:
+        """What the files say of all tensors, in order of their names, without reading one.
+
+        What belongs to a matrix in int8, its scales or zero points, is left out: get asks for it or refuses it.
+        """
+        found, beside = {}, set()
+        for name, file_name in sorted(self._file_of.items()):
+            try:
+                header = self._file(file_name).get_slice(name)
+            except SafetensorError as exc:
+                raise self._unreadable(name, exc) from exc
+            found[name] = StoredTensor(file_name, tuple(header.get_shape()))
+            if header.get_dtype() == "I8":
+                beside |= {name + SCALE_SUFFIX, name + ZERO_POINT_SUFFIX}
+        return {name: tensor for name, tensor in found.items() if name not in beside}
+
+    def _unreadable(self, name: str, exc: SafetensorError) -> ValueError:
+        return ValueError(f"{self.folder / self._file_of[name]}: cannot read {name}: {exc}")
+
+    def _read(self, name: str, shape: Form) -> torch.Tensor:
         file_name = self._file_of.get(name)
         if file_name is None:
             raise ValueError(f"{self.folder} has no tensor {name} (wanted {list(shape)})")
@@ -82,12 +112,12 @@ class CheckpointReader:
         try:
             tensor = self._file(file_name).get_tensor(name)
         except SafetensorError as exc:
-            raise ValueError(f"{self.folder / file_name}: cannot read {name}: {exc}") from exc
+            raise self._unreadable(name, exc) from exc
         if tuple(tensor.shape) != tuple(shape):
             raise ValueError(f"{name} in {file_name} is {list(tensor.shape)}, the config asks for {list(shape)}")
         return tensor
 
-    def _scale(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def _scale(self, name: str, shape: Form) -> torch.Tensor:
         """The scales of an int8 matrix of that shape."""
         if len(shape) != 2:
             raise ValueError(f"{name} in {self._file_of[name]} is int8 {list(shape)}, only matrices may be")
@@ -106,6 +136,12 @@ class CheckpointReader:
             opened = safe_open(str(self.folder / file_name), framework="pt", device=self.device)
             self._open[file_name] = self._stack.enter_context(opened)
         return self._open[file_name]
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The names, or the first of them and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -147,7 +183,7 @@ class RandomSource:
         """True: any tensor can be made."""
         return True
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def get(self, name: str, shape: Form, dtype: torch.dtype) -> torch.Tensor:
         """A fresh tensor of that shape."""
         if name.endswith("bias"):
             return torch.zeros(shape, dtype=dtype, device=self.device)

@@ -235,6 +235,9 @@ def _refuse_unsupported(config: dict[str, Any], text: dict[str, Any]) -> None:
         raise ValueError(f"num_experts is {experts}; mixtures of experts are not supported")
     if text.get("attn_output_gate") is False:
         raise ValueError("attn_output_gate is false; attention without its gate is not supported")
+    gate = text.get("output_gate_type") or "silu"
+    if gate not in ("silu", "swish"):
+        raise ValueError(f"output_gate_type is {gate!r}; the gate of linear layers must be silu")
     sliding = text.get("use_sliding_window") and text.get("sliding_window")
     if sliding and not text.get("layer_types"):
         sliding = get_int(text, "num_hidden_layers") > (text.get("max_window_layers") or 0)

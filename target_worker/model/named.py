@@ -1,44 +1,54 @@
 """Weights of one layer by their names below a prefix."""
 
+from collections.abc import Mapping
+
 import torch
 
-from memsvc.device.checkpoint import TensorSource
+from memsvc.device.checkpoint import Form, TensorSource
 from memsvc.device.layers import GatedMlp, Linear, RMSNorm, ZeroCentredRMSNorm, activation
 from target_worker.model.config import TargetShape
 
 
 class Named:
-    """A source below a name prefix, for one target."""
+    """A source for one target, of which the tensors below a name prefix are asked for."""
 
-    def __init__(self, source: TensorSource, prefix: str, shape: TargetShape, dtype: torch.dtype) -> None:
-        self.source, self.prefix, self.shape, self.dtype = source, prefix, shape, dtype
+    def __init__(
+        self,
+        source: TensorSource,
+        wanted: Mapping[str, Form],
+        shape: TargetShape,
+        dtype: torch.dtype,
+        prefix: str = "",
+    ) -> None:
+        """wanted: shape of every tensor of the target by its whole name."""
+        self.source, self.wanted, self.shape, self.dtype, self.prefix = source, wanted, shape, dtype, prefix
 
-    def has(self, name: str) -> bool:
-        """The source holds it."""
-        return self.source.has(self.prefix + name)
+    def below(self, prefix: str) -> "Named":
+        """The same with names that go on from there."""
+        return Named(self.source, self.wanted, self.shape, self.dtype, self.prefix + prefix)
 
-    def get(self, name: str, *form: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor of that form, in the model's dtype or the one given."""
-        return self.source.get(self.prefix + name, form, dtype or self.dtype)
+    def wants(self, name: str) -> bool:
+        """The target has a tensor of that name."""
+        return self.prefix + name in self.wanted
 
-    def linear(self, names: dict[str, int], num_in: int, bias: bool = False) -> Linear:
-        """One matrix of the projections stacked in order; names give each one's number of outputs."""
-        weights = [self.get(f"{name}.weight", num_out, num_in) for name, num_out in names.items()]
+    def get(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor, in the model's dtype or the one given."""
+        whole = self.prefix + name
+        return self.source.get(whole, self.wanted[whole], dtype or self.dtype)
+
+    def linear(self, *names: str) -> Linear:
+        """One matrix of the projections stacked in order, with their biases if they have any."""
+        weights = [self.get(f"{name}.weight") for name in names]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        biases = torch.cat([self.get(f"{name}.bias", n) for name, n in names.items()]) if bias else None
-        return Linear(weight, biases).pack()
+        has_bias = self.wants(f"{names[0]}.bias")
+        return Linear(weight, torch.cat([self.get(f"{name}.bias") for name in names]) if has_bias else None).pack()
 
-    def norm(self, name: str, size: int) -> RMSNorm:
+    def norm(self, name: str) -> RMSNorm:
         """A norm of the kind that the family has."""
         make = ZeroCentredRMSNorm if self.shape.is_hybrid_family else RMSNorm
-        return make(self.get(f"{name}.weight", size), self.shape.rms_norm_eps)
+        return make(self.get(f"{name}.weight"), self.shape.rms_norm_eps)
 
     def mlp(self) -> GatedMlp:
         """The layer's MLP."""
-        shape = self.shape
-        gate_up = {"mlp.gate_proj": shape.intermediate_size, "mlp.up_proj": shape.intermediate_size}
-        return GatedMlp(
-            self.linear(gate_up, shape.hidden_size, shape.mlp_bias),
-            self.linear({"mlp.down_proj": shape.hidden_size}, shape.intermediate_size, shape.mlp_bias),
-            activation(shape.hidden_act),
-        )
+        gate_up, down = self.linear("mlp.gate_proj", "mlp.up_proj"), self.linear("mlp.down_proj")
+        return GatedMlp(gate_up, down, activation(self.shape.hidden_act))

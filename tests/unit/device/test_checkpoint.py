@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from memsvc.device.checkpoint import INDEX_FILE, SINGLE_FILE, CheckpointReader, RandomSource, load_source
+from memsvc.device.checkpoint import INDEX_FILE, SINGLE_FILE, CheckpointReader, RandomSource, listed, load_source
 
 
 def write_sharded(folder: Path) -> None:
@@ -24,6 +24,18 @@ def test_tensors_of_all_shards_are_read_and_converted(tmp_path: Path) -> None:
         assert reader.get("b", (4,), torch.float32).dtype == torch.float32
         assert (reader.has("c"), reader.has("d")) == (True, False)
         assert reader.unused() == ["c"]
+
+
+def test_names_files_and_shapes_are_known_without_reading_a_tensor(tmp_path: Path) -> None:
+    write_sharded(tmp_path)
+    with CheckpointReader(tmp_path) as reader:
+        a, b, c = ("one.safetensors", (2, 3)), ("two.safetensors", (4,)), ("two.safetensors", (1,))
+        assert reader.stored() == {"a": a, "b": b, "c": c}
+        assert reader.unused() == ["a", "b", "c"]
+
+
+def test_a_long_list_of_names_is_cut_and_the_rest_counted() -> None:
+    assert [listed(["a", "b", "c"], most) for most in (4, 3, 2)] == ["a, b, c", "a, b, c", "a, b and 1 more"]
 
 
 def test_tensors_outlive_the_reader(tmp_path: Path) -> None:

@@ -70,6 +70,13 @@ def test_scales_without_a_matrix_in_int8_are_left_over(tmp_path: Path) -> None:
     with CheckpointReader(folder(tmp_path, **{"": torch.ones(2, 3)})) as reader:
         reader.get("a.weight", (2, 3), torch.float32)
         assert reader.unused() == ["a.weight_scale"]
+        assert list(reader.stored()) == ["a.weight", "a.weight_scale"]
+
+
+def test_what_belongs_to_a_matrix_in_int8_is_no_tensor_of_its_own(tmp_path: Path) -> None:
+    changes = {"_zero_point": torch.zeros(2, 1, dtype=torch.int8), "_extra": torch.ones(2)}
+    with CheckpointReader(folder(tmp_path, **changes)) as reader:
+        assert reader.stored() == {"a.weight": (SINGLE_FILE, (2, 3)), "a.weight_extra": (SINGLE_FILE, (2,))}
 
 
 def squared_error(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

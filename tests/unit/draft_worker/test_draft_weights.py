@@ -249,3 +249,5 @@ def test_end_of_sequence_ids_come_from_both_files(target):
     edit(target, eos_token_id=7)
     (target / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 7]}))
     assert eos_token_ids(target) == [7, 9]
+    edit(target, text_config={"eos_token_id": 8})
+    assert eos_token_ids(target) == [7, 8, 9]
