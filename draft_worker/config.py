@@ -11,6 +11,9 @@ DRAFT_KV = "draft_kv"
 ROUTES = ("paged", "materialized", "per_request")
 """paged is the product; the others exist to be compared with."""
 
+PIECE_ROWS = 2048
+"""Rows of prompts' features projected at a time on a CUDA device: their projections take 40 KB each at 27B geometry."""
+
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 """Dtypes of weights and KV. float16 is not one: residuals of about 7e4 overflow it."""
 

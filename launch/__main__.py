@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from launch.card import read_card
+from launch.card import read_card, with_prefill_tokens
 from launch.config import LaunchConfig
 from launch.device_taken import taken_line
 from launch.drafter import with_drafter
@@ -52,7 +52,10 @@ def _prepare(config: LaunchConfig, command: tuple[str, ...], stack: ExitStack) -
     check_folders(config, model_path)
     config = with_dtype(with_drafter(config, model_path), model_path)
     models = read_models(config, model_path)
-    pool, plan = make_plan(config, models)
+    card = read_card(config.device) if config.is_cuda else None
+    if card is not None:
+        config = with_prefill_tokens(config, card)
+    pool, plan = make_plan(config, models, card=card)
     for line in plan.lines:
         logger.info("plan: %s", line)
     _warn(config)

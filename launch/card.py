@@ -1,7 +1,8 @@
 """The CUDA device that --device names, as the plan needs it. Asks the driver and NVML; torch is not needed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from launch.config import LARGE_CUDA_PREFILL_TOKENS, LARGE_DEVICE_BYTES, LaunchConfig
 from memsvc import cuda_driver
 from memsvc.cuda_driver import CudaError
 
@@ -29,3 +30,10 @@ def read_card(device: str) -> Card:
     except CudaError as error:
         raise ValueError(f"{found} gives out no memory that can be shared: {error}") from error
     return Card(name=str(found), free=free, total=total, unit=unit)
+
+
+def with_prefill_tokens(config: LaunchConfig, card: Card) -> LaunchConfig:
+    """config with longer prompt steps if the card is large, unless the command says how long they are."""
+    if config.max_prefill_tokens or card.total < LARGE_DEVICE_BYTES:
+        return config
+    return replace(config, max_prefill_tokens=LARGE_CUDA_PREFILL_TOKENS)

@@ -15,9 +15,15 @@ DEVICE_FORM = re.compile(r"cpu|cuda(:\d+)?")
 NO_SPECULATION = "NONE"
 ALGORITHMS = ("DFLASH", NO_SPECULATION)
 MPS_CHOICES = ("off", "on")
+LARGE_DEVICE_BYTES = 60 << 30
 CPU_PREFILL_TOKENS = 512
 CUDA_PREFILL_TOKENS = 2048
-"""Most prompt tokens of a step, if nobody says otherwise."""
+LARGE_CUDA_PREFILL_TOKENS = 8192
+"""Most prompt tokens of a step, if nobody says otherwise; the last on a device of at least LARGE_DEVICE_BYTES.
+
+A step with prompts also has a verify and a draft of the requests that decode: 12 ms beside 46 ms of 2048 prompt tokens
+(H200, 8B, 32 requests). A quarter of such steps is about 5 % more throughput; a request that decodes then waits 0.18 s.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +56,7 @@ class LaunchConfig:
     max_queued_requests: int = 1024
     """Requests that wait beside them; past that clients get 429."""
     max_prefill_tokens: int = 0
-    """Most prompt tokens computed in one step. 0 = CPU_PREFILL_TOKENS or CUDA_PREFILL_TOKENS."""
+    """Most prompt tokens computed in one step. 0 = CPU_PREFILL_TOKENS, or by the size of the device."""
     context_len: int = 0
     """Longest prompt plus answer, at least one token of each. 0 = the model's own limit."""
     eviction_policy: str = "lru"
@@ -125,7 +131,7 @@ class LaunchConfig:
 
     @property
     def prefill_tokens(self) -> int:
-        """Most prompt tokens computed in one step."""
+        """Most prompt tokens computed in one step. Of large devices card.with_prefill_tokens knows, not the default."""
         return self.max_prefill_tokens or (CUDA_PREFILL_TOKENS if self.is_cuda else CPU_PREFILL_TOKENS)
 
     @property

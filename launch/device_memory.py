@@ -7,6 +7,7 @@ arena is made.
 from dataclasses import dataclass
 from pathlib import Path
 
+from draft_worker.config import PIECE_ROWS
 from launch.config import LaunchConfig
 from launch.models import Models
 from launch.plan import DevicePart
@@ -14,6 +15,7 @@ from launch.weight_bytes import draft_weight_bytes, target_weight_bytes
 from memsvc.device.buckets import bucket_sizes
 from memsvc.device.fixed_frames import SharedForm
 from target_worker.model.config import DTYPE_BYTES
+from target_worker.model.linear_spec import LinearSpec
 
 CONTEXT_BYTES = 756 << 20
 """A worker with torch and its kernels loaded, on an H200 with CUDA 13: what NVML shows less what allocators and the
@@ -29,6 +31,8 @@ ROUNDING = 1.2
 _WIDE_COPIES = 4
 """Tensors as wide as the model that a layer holds at once: residual, normed, the layer's output, a copy."""
 _FLOAT32 = 4
+CHUNK_ROWS = 64
+"""Rows that a prompt's recurrence computes at once, by fla-core as by memsvc.device.gated_delta."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,14 +51,22 @@ class ForwardSizes:
     """Of each."""
     vocab_size: int
     """Columns of the logits."""
-    linear_width: int = 0
-    """Columns of the widest projection of a recurrent layer."""
+    linear: LinearSpec | None = None
+    """The recurrent layers, if there are any."""
 
     def layer_bytes(self, num_rows: int, item: int) -> int:
         """The most that a forward over so many rows holds in a layer."""
         heads = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        widest = max(3 * self.intermediate_size, 2 * heads, 2 * self.linear_width)
-        return num_rows * (_WIDE_COPIES * self.hidden_size + widest) * item
+        # Of an MLP gate and up and their product, and the product of the layer before.
+        widest = max(4 * self.intermediate_size, 2 * heads) * item
+        if self.linear is not None:
+            widest = max(widest, _linear_row_bytes(self.linear, item))
+        return num_rows * (_WIDE_COPIES * self.hidden_size * item + widest)
+
+    def state_bytes(self, num_reqs: int) -> int:
+        """States of one layer as prompts read and write them: where they begin, what is computed, and a copy."""
+        linear = self.linear
+        return 3 * num_reqs * linear.value_size * linear.k_dim * _FLOAT32 if linear else 0
 
     def logits_bytes(self, num_rows: int, item: int) -> int:
         """Logits of so many rows, and once more in float32."""
@@ -64,6 +76,17 @@ class ForwardSizes:
         """Partial results of attention, which kernels add up."""
         chunks = SPLITS // self.num_kv_heads + num_places
         return chunks * self.num_heads * block_size * (self.head_dim + 2) * _FLOAT32
+
+
+def _linear_row_bytes(spec: LinearSpec, item: int) -> int:
+    """A row of a prompt in a recurrent layer."""
+    projected = (spec.conv_dim + spec.value_size + 2 * spec.gate_width) * item
+    convolved = spec.conv_dim * _FLOAT32
+    heads = spec.num_v_heads
+    # What the rule holds: of each row in two systems of a chunk and in three tensors, and a state for each chunk.
+    chunks = 2 * heads * CHUNK_ROWS * _FLOAT32 + 3 * heads * max(spec.k_dim, spec.v_dim) * item
+    chunks += spec.value_size * spec.k_dim * item // CHUNK_ROWS
+    return projected + convolved + chunks + 3 * spec.value_size * _FLOAT32
 
 
 def device_parts(config: LaunchConfig, models: Models) -> list[DevicePart]:
@@ -76,14 +99,15 @@ def device_parts(config: LaunchConfig, models: Models) -> list[DevicePart]:
     parts = [
         DevicePart("target weights", weights),
         DevicePart("target context", CONTEXT_BYTES),
-        DevicePart("target workspaces", LIBRARY_BYTES + _eager_bytes(config, models, target, item)),
+        DevicePart("target workspaces", LIBRARY_BYTES + _eager_bytes(config, models, rows, item)),
         DevicePart("target graphs", _rounded(_graph_bytes(target, places, rows, item))),
     ]
     if models.draft is None:
         return parts
     draft = _draft_sizes(models)
     folder = Path(config.draft_model_path) if config.load_format == "auto" else None
-    features = config.prefill_tokens * models.draft.num_layers * 4 * draft.num_kv_heads * draft.head_dim * item
+    projected = 4 * models.draft.num_layers * draft.num_kv_heads * draft.head_dim * item
+    features = min(config.prefill_tokens, PIECE_ROWS) * (models.feature_row_bytes + projected)
     return [
         *parts,
         DevicePart("draft weights", draft_weight_bytes(models.draft, config.dtype, folder)),
@@ -106,12 +130,14 @@ def shared_bytes(config: LaunchConfig, models: Models) -> int:
     ).num_bytes
 
 
-def _eager_bytes(config: LaunchConfig, models: Models, sizes: ForwardSizes, item: int) -> int:
-    """Prefill: all rows through the layers, logits of the last row of each request."""
-    table = 4 * (config.max_running_requests + 1) * -(-models.context_len // config.page_size)
-    logits = sizes.logits_bytes(config.max_running_requests, item)
+def _eager_bytes(config: LaunchConfig, models: Models, block_rows: int, item: int) -> int:
+    """Prefill beside blocks: all rows through the layers, logits of blocks and of the last row of each request."""
+    sizes, most = _target_sizes(models), config.max_running_requests
+    table = 4 * (most + 1) * -(-models.context_len // config.page_size)
+    logits = sizes.logits_bytes(block_rows + most, item)
     workspace = PREFILL_BYTES if config.attention_backend in ("auto", "flashinfer") else 0
-    return _rounded(sizes.layer_bytes(config.prefill_tokens, item) + logits + table) + workspace
+    rows = sizes.layer_bytes(config.prefill_tokens + block_rows, item) + sizes.state_bytes(most)
+    return _rounded(rows + logits + table) + workspace
 
 
 def _graph_bytes(sizes: ForwardSizes, places: int, num_rows: int, item: int) -> int:
@@ -125,7 +151,7 @@ def _rounded(num_bytes: int) -> int:
 
 
 def _target_sizes(models: Models) -> ForwardSizes:
-    shape, linear = models.target, models.target.linear
+    shape = models.target
     return ForwardSizes(
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -133,7 +159,7 @@ def _target_sizes(models: Models) -> ForwardSizes:
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
-        linear_width=linear.conv_dim + linear.value_size + 2 * linear.gate_width if linear else 0,
+        linear=shape.linear,
     )
 
 

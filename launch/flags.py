@@ -14,6 +14,8 @@ from launch.config import (
     CPU_PREFILL_TOKENS,
     CUDA_PREFILL_TOKENS,
     DTYPES,
+    LARGE_CUDA_PREFILL_TOKENS,
+    LARGE_DEVICE_BYTES,
     LOAD_FORMATS,
     MPS_CHOICES,
     LaunchConfig,
@@ -68,8 +70,9 @@ FLAGS = (
     Flag("--max-queued-requests --max-num-queued-reqs", "max_queued_requests", "requests that may wait beside them",
          {"type": int, "metavar": "N"}),
     Flag("--chunked-prefill-size --max-prefill-tokens --max-num-batched-tokens", "max_prefill_tokens",
-         "most prompt tokens computed in one step (default"
-         f" {CPU_PREFILL_TOKENS}, on a CUDA device {CUDA_PREFILL_TOKENS})", {"type": int, "metavar": "TOKENS"}),
+         "most prompt tokens computed in one step: more serve more in all, and let those who decode wait longer"
+         f" (default {CPU_PREFILL_TOKENS}, on a CUDA device {CUDA_PREFILL_TOKENS}, on one of"
+         f" {LARGE_DEVICE_BYTES >> 30} GiB or more {LARGE_CUDA_PREFILL_TOKENS})", {"type": int, "metavar": "TOKENS"}),
     Flag("--context-length --max-model-len", "context_len", "longest prompt plus answer",
          {"type": int, "metavar": "TOKENS"}),
     Flag("--radix-eviction-policy", "eviction_policy", "which cached conversation goes first (docs/architecture.md)",

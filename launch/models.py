@@ -56,11 +56,6 @@ def check_folders(config: LaunchConfig, model_path: Path) -> None:
 def read_models(config: LaunchConfig, model_path: Path) -> Models:
     """Raises ValueError that names the folder, the key, or both numbers where the models don't fit together."""
     target = TargetShape.from_folder(model_path)
-    if config.is_cuda and target.linear is not None:
-        raise ValueError(
-            f"{model_path} is a {target.architecture}: {target.num_linear_layers} of its {target.num_layers} layers are"
-            f" gated delta nets, which run on the CPU only; --device is {config.device}, --device cpu serves it"
-        )
     draft = DraftShape.from_folder(config.draft_model_path) if config.draft_model_path else None
     num_drafts = _num_drafts(config, draft)
     kinds = target_kinds(target, config.page_size, config.dtype, 1 + num_drafts)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from launch.card import Card, read_card
+from launch.card import Card
 from launch.config import LaunchConfig
 from launch.device_memory import device_parts, shared_bytes
 from launch.models import Models
@@ -30,13 +30,14 @@ def make_plan(
 ) -> tuple[PoolConfig, MemoryPlan]:
     """The pool as the memory service is told it, and the plan.
 
-    available: bytes of CPU memory, card: the device, for a server on one; None asks the system. Raises ValueError,
+    available: bytes of CPU memory; None asks the system. card: the device, for a server on one. Raises ValueError,
     with the numbers, if the arena is too small or larger than what is there.
     """
     geometry = solve(list(models.kinds))
     sizes = _sizes(config, models, geometry)
     if config.is_cuda:
-        device = _device_plan(config, card or read_card(config.device), device_parts(config, models), sizes.smallest)
+        assert card is not None, f"a plan for {config.device} without its sizes"
+        device = _device_plan(config, card, device_parts(config, models), sizes.smallest)
         arena = device.planned_bytes - sum(part.num_bytes for part in device.parts)
     else:
         free = available_bytes() if available is None else available

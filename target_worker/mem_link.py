@@ -97,6 +97,10 @@ class MemLink:
             req.told_draft_len = req.computed_len
         self.finish()
 
+    def lets_go(self, req: Req) -> bool:
+        """req still reads a state that the next Step gives up."""
+        return self._states is not None and self._states.is_let_go(req)
+
     def _commit(self) -> Commit | None:
         commit = Commit([], [], [], [])
         for req in self._open.values():

@@ -76,8 +76,9 @@ class Planner:
             return False
         end = req.computed_len + plan.chunks[req]
         edge = self._edge(end)
-        # Of a block only the anchor is certain, so most blocks write no state.
-        return edge in req.state.wanted and (left > 0 or self._edge(end + 1) > edge)
+        # Of a block only the anchor is certain, on a device not even that, so most blocks write no state.
+        num_certain = 0 if self.config.is_cuda else 1
+        return edge in req.state.wanted and (left > 0 or self._edge(end + num_certain) > edge)
 
     def _to_checkpoint(self, req: Req, start: int, num: int) -> int:
         """Of num tokens from start on, those up to the next checkpoint, if the state would not stand there anyway."""

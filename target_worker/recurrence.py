@@ -7,13 +7,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from memsvc.device.gated_delta import DeltaRows, core_of, gated_delta_rule
+from memsvc.device.gated_delta import DeltaRows, core_of, gated_delta_rule, grouped
 from target_worker.linear_memory import LinearMemory
 from target_worker.model.delta_layer import DeltaInputs
 from target_worker.model.linear_spec import LinearSpec
-
-GROUP_ROWS = 2048
-"""Requests are computed together up to so many rows, padding included: it bounds the scratch of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +192,5 @@ def convolved(raw: torch.Tensor, conv: torch.Tensor) -> torch.Tensor:
 
 
 def group_spans(spans: Sequence[DeltaSpan]) -> list[list[DeltaSpan]]:
-    """Spans of the same form (core_of), together up to GROUP_ROWS padded rows."""
-    groups: list[list[DeltaSpan]] = []
-    for span in sorted((span for span in spans if span.num_rows), key=lambda span: span.num_rows):
-        form = core_of(span.num_rows)
-        last = groups[-1] if groups else []
-        if last and core_of(last[0].num_rows) == form and (len(last) + 1) * form[1] <= GROUP_ROWS:
-            last.append(span)
-        else:
-            groups.append([span])
-    return groups
+    """Spans that are computed together."""
+    return [[spans[place] for place in group] for group in grouped([span.num_rows for span in spans])]

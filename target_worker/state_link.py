@@ -40,20 +40,22 @@ class StateLink:
         """States for the next Step to keep: of those that close, as far as they are computed, and at checkpoints."""
         self._asked = {}
         gone = set(closing)
-        self._catch_up([req for req in running if req in gone or self._is_let_go(req)])
+        self._catch_up([req for req in running if req in gone or self.is_let_go(req)])
         for req in running:
             state = req.state
             assert state is not None, f"rid {req.rid} is open without a state"
-            if state.length > state.frozen_len and (req in gone or state.length in state.wanted):
+            # An aborted one's may have come further than what counts.
+            is_final = state.frozen_len < state.length <= req.computed_len
+            if is_final and (req in gone or state.length in state.wanted):
                 self._asked[req.rid] = state.length
             state.wanted = [length for length in state.wanted if length > state.length]
         return Freeze(list(self._asked), list(self._asked.values())) if self._asked else None
 
     def keep_up(self, running: Iterable[Req]) -> None:
         """To be called before every Step without freezes: memsvc may let go of what the Step before it passed."""
-        self._catch_up([req for req in running if self._is_let_go(req)])
+        self._catch_up([req for req in running if self.is_let_go(req)])
 
-    def _is_let_go(self, req: Req) -> bool:
+    def is_let_go(self, req: Req) -> bool:
         """It still reads a frozen state that the next Step unlocks.
 
         That is one which the Step before it has committed a whole page past. Mostly a forward has written another

@@ -12,11 +12,12 @@ import torch
 from draft_worker.attention import Attend
 from draft_worker.conv import LocalConv
 from draft_worker.cuda.choose import TokenChoice
+from draft_worker.cuda.context import write_features
 from draft_worker.model import DraftLayer, DraftModel
 from memsvc.device.graphs import Places
 from memsvc.device.kernels.attention_tiles import AttentionScratch
 from memsvc.device.kernels.block_attention import Context, block_attention
-from memsvc.device.kernels.context_write import ContextRows, ContextSpec, write_context_kv
+from memsvc.device.kernels.context_write import ContextRows
 from memsvc.device.kernels.conv import ConvTaps, conv_finish_add_rms_norm, conv_prepare
 from memsvc.device.kernels.embed import embed_block, gather_features, gather_rows
 from memsvc.device.kernels.heads import HeadSpec, rotate_heads
@@ -56,15 +57,11 @@ class DraftStep:
 
     def __init__(self, model: DraftModel, memory: DraftMemory, num_drafts: int, buckets: tuple[int, ...]) -> None:
         """buckets: batch sizes that are expected; larger ones are served with a scratch of their own."""
-        shape = model.shape
         self._model = model
         self._memory = memory
         self._head = Linear(model.head)
         self._block_size = 1 + num_drafts
         self._layers = [_heads_of(layer, model) for layer in model.layers]
-        self._context = ContextSpec(
-            k_norm=model.context_k_norm, rotary=model.rotary, value_scale=shape.attention_value_scale
-        )
         self._choice = TokenChoice(model, memory.slots, num_drafts)
         self._largest = max(buckets, default=1)
         self._scratch = self._scratch_for(self._largest)
@@ -81,14 +78,8 @@ class DraftStep:
 
     def absorb(self, places: Places) -> None:
         """K and V of all layers for the tokens that each member's newest verify made final: num_rows of them."""
-        model, memory, slots, size = self._model, self._memory, self._memory.slots, self._block_size
-        features = gather_features(
-            memory.features, places.members, slots.feature_row, slots.num_rows, size, ahead=model.feature_proj.weight
-        )
-        projected = linear(features.to(model.dtype), model.feature_proj)
-        c = rms_norm(projected, model.feature_norm, ahead=model.context_kv.weight)
-        shape = model.shape
-        kv = linear(c, model.context_kv).view(len(c), shape.num_layers, 2, shape.num_kv_heads, shape.head_dim)
+        memory, slots, size = self._memory, self._memory.slots, self._block_size
+        features = gather_features(memory.features, places.members, slots.feature_row, slots.num_rows, size)
         rows = ContextRows(
             members=places.members,
             num_rows=slots.num_rows,
@@ -96,7 +87,7 @@ class DraftStep:
             page_table=memory.page_table,
             starts=slots.feature_start,
         )
-        write_context_kv(kv, self._context, memory.pool, rows)
+        write_features(self._model, memory.pool, features, rows)
 
     def run(self, places: Places, make_attend: MakeAttend | None = None) -> Iterator[str]:
         """A Turn of memsvc.device.graphs: sections SECTIONS. places.numbers: how many drafts shall count."""
@@ -133,40 +124,30 @@ class DraftStep:
         x = embed_block(slots.anchor, places.members, model.embedding, model.mask_row, size, scale).flatten(0, 1)
         rows = BlockRows(members=places.members, lengths=slots.length, block_size=size)
         layers = model.layers
-        u = rms_norm(x, layers[0].input_norm, ahead=_first_weight(layers[0].attention_conv, layers[0].qkv))
+        u = rms_norm(x, layers[0].input_norm)
         for index, layer in enumerate(layers):
-            mlp = layer.mlp
-            taps, u = self._prepare(layer.attention_conv, u, ahead=layer.qkv.weight)
-            ending = AddNorm(residual=x, norm=layer.post_norm, ahead=_first_weight(layer.mlp_conv, mlp.gate_up))
-            u, x = self._finish(self._attention(index, u, rows, attend), layer.out, taps, ending)
-            taps, u = self._prepare(layer.mlp_conv, u, ahead=mlp.gate_up.weight)
-            gated = linear(u, mlp.gate_up, Gated(ahead=mlp.down.weight))
-            u, x = self._finish(gated, mlp.down, taps, self._ending(index, x), skip=int(index + 1 == len(layers)))
+            is_last = index + 1 == len(layers)
+            norm = model.norm if is_last else layers[index + 1].input_norm
+            taps, u = self._prepare(layer.attention_conv, u)
+            out = self._attention(index, u, rows, attend)
+            u, x = self._finish(out, layer.out, taps, AddNorm(residual=x, norm=layer.post_norm))
+            taps, u = self._prepare(layer.mlp_conv, u)
+            gated = linear(u, layer.mlp.gate_up, Gated())
+            u, x = self._finish(gated, layer.mlp.down, taps, AddNorm(residual=x, norm=norm), skip=int(is_last))
         return u
-
-    def _ending(self, index: int, residual: torch.Tensor) -> AddNorm:
-        """What follows the MLP of a layer."""
-        model = self._model
-        if index + 1 == len(model.layers):
-            return AddNorm(residual=residual, norm=model.norm, ahead=model.head)
-        following = model.layers[index + 1]
-        weight = _first_weight(following.attention_conv, following.qkv)
-        return AddNorm(residual=residual, norm=following.input_norm, ahead=weight)
 
     def _attention(self, index: int, u: torch.Tensor, rows: BlockRows, attend: Attend) -> torch.Tensor:
         """What the layer's output projection multiplies."""
         layer, size = self._model.layers[index], self._block_size
-        heads = rotate_heads(linear(u, layer.qkv), rows, self._layers[index], ahead=layer.out.weight)
+        heads = rotate_heads(linear(u, layer.qkv), rows, self._layers[index])
         q, k, v = (part.view(-1, size, *part.shape[1:]) for part in heads)
         return attend(index, q, k, v, layer.sink).reshape(len(u), -1)
 
-    def _prepare(
-        self, conv: LocalConv | None, u: torch.Tensor, ahead: torch.Tensor
-    ) -> tuple[ConvTaps | None, torch.Tensor]:
+    def _prepare(self, conv: LocalConv | None, u: torch.Tensor) -> tuple[ConvTaps | None, torch.Tensor]:
         if conv is None:
             return None, u
         taps = ConvTaps(base=conv.base_kernel, dynamic=linear(u, conv.projection), block_size=self._block_size)
-        return taps, conv_prepare(u, taps, ahead)
+        return taps, conv_prepare(u, taps)
 
     def _finish(
         self, out: torch.Tensor, layer: Linear, taps: ConvTaps | None, ending: AddNorm, skip: int = 0
@@ -174,16 +155,11 @@ class DraftStep:
         """(normed residual + layer's product, without the first `skip` rows of a block; the new residual)."""
         if taps is not None:
             y = linear(out, layer)
-            return conv_finish_add_rms_norm(y, taps, ending.residual, ending.norm, skip, ending.ahead)
+            return conv_finish_add_rms_norm(y, taps, ending.residual, ending.norm, skip)
         normed, residual = linear(out, layer, ending)
         if skip:
             normed = gather_rows(normed.view(-1, self._block_size, normed.shape[1]), skip)
         return normed, residual
-
-
-def _first_weight(conv: LocalConv | None, layer: Linear) -> torch.Tensor:
-    """What a sublayer multiplies first: the taps of its convolution, if it has one."""
-    return layer.weight if conv is None else conv.projection.weight
 
 
 def _heads_of(layer: DraftLayer, model: DraftModel) -> HeadSpec:

@@ -1,16 +1,15 @@
 """Draft KV of prompt chunks: any number of rows, whose places the host knows."""
 
 import numpy as np
-import torch
 
+from draft_worker.config import PIECE_ROWS
+from draft_worker.cuda.context import write_features
 from draft_worker.cuda.network import DraftMemory
 from draft_worker.features import FeatureWrites
 from draft_worker.model import DraftModel
+from memsvc.device.kernels.places import TokenRows
 from memsvc.device.lane import Lane
 from memsvc.device.page_table import PageTables
-
-PIECE_ROWS = 2048
-"""Rows projected at a time: their projections take 40 KB each at 27B geometry."""
 
 
 def write_prompt_features(
@@ -20,17 +19,14 @@ def write_prompt_features(
     rows = np.repeat(writes.rows, writes.lens)
     step = np.arange(writes.num_tokens) - np.repeat(np.cumsum(writes.lens) - writes.lens, writes.lens)
     positions = np.repeat(writes.starts, writes.lens) + step
-    pages = tables.table.numpy()[rows, positions // tables.page_size].astype(np.int64)
-    places = np.stack(
-        (np.repeat(writes.first, writes.lens) + step, positions, pages, positions % tables.page_size)
-    ).astype(np.int64)
+    size = tables.page_size
+    slots = tables.table.numpy()[rows, positions // size].astype(np.int64) * size + positions % size
+    places = np.stack((np.repeat(writes.first, writes.lens) + step, positions, slots)).astype(np.int64)
     for start in range(0, writes.num_tokens, PIECE_ROWS):
-        _write(model, memory, lane.stage(np.ascontiguousarray(places[:, start : start + PIECE_ROWS])))
-
-
-def _write(model: DraftModel, memory: DraftMemory, places: torch.Tensor) -> None:
-    """places int64 [4, n] on the device: exchange rows, positions, pages, offsets."""
-    rows, positions, pages, offsets = places
-    k, v = model.context(memory.features.index_select(0, rows), positions)
-    for layer in range(model.shape.num_layers):
-        memory.pool.write_at(layer, (pages, offsets), k[:, layer], v[:, layer])
+        piece = np.ascontiguousarray(places[:, start : start + PIECE_ROWS])
+        exchange_rows, on_device = piece[0], lane.stage(piece)
+        first, num = int(exchange_rows[0]), len(exchange_rows)
+        # Chunks of one step lie one after another: what would be copied can be read where it is.
+        is_run = np.array_equal(exchange_rows, np.arange(first, first + num))
+        features = memory.features[first : first + num] if is_run else memory.features.index_select(0, on_device[0])
+        write_features(model, memory.pool, features, TokenRows(positions=on_device[1], slots=on_device[2]))

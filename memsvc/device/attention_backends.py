@@ -13,7 +13,9 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 __all__ = [
+    "ASKED",
     "AUTO",
+    "BACKENDS",
     "CHOICES",
     "TORCH",
     "TRITON",
@@ -26,7 +28,10 @@ __all__ = [
 ]
 
 AUTO = "auto"
-CHOICES = (AUTO, "torch", "triton", "flashinfer")
+ASKED = {"torch": ("torch",), "triton": ("triton",), "flashinfer": ("flashinfer-fa3", "flashinfer-fa2")}
+"""A name that can be asked for -> the backends it stands for, in order of preference."""
+BACKENDS = tuple(name for names in ASKED.values() for name in names)
+CHOICES = (AUTO, *ASKED)
 """Values of --attention-backend."""
 
 Made = TypeVar("Made")
@@ -58,6 +63,8 @@ class AttentionCase:
     causal: bool = True
     window: int = 0
     sink: bool = False
+    capability: int = 0
+    """Compute capability of a CUDA device, the major number: 9 is Hopper. 0 elsewhere."""
 
     @property
     def group(self) -> int:
@@ -88,6 +95,7 @@ class Abilities:
     head_dims: frozenset[int] = frozenset()
     max_head_dim: int = 512
     page_sizes: frozenset[int] = frozenset()
+    capabilities: frozenset[int] = frozenset()
     not_causal: bool = True
     sinks: bool = True
     missing: Callable[[AttentionCase], str | None] = lambda case: None
@@ -103,6 +111,7 @@ class Abilities:
                 ("dtype", case.dtype, self.dtypes),
                 ("head_dim", case.head_dim, self.head_dims),
                 ("page size", case.page_size, self.page_sizes),
+                ("compute capability", case.capability, self.capabilities),
             )
             if known and value not in known
         ]
@@ -146,11 +155,11 @@ RULES = (
     Rule(
         use=Use.EAGER,
         device="cuda",
-        order=("flashinfer", "triton", "torch"),
-        source="by design, not by measurement: FlashInfer's kernels are made for long chunks, torch gathers pages",
+        order=("flashinfer-fa3", "triton", "flashinfer-fa2", "torch"),
+        source="docs/benchmarks/attention-h200.json, prompts with heads of 128; other cases and devices follow it",
     ),
 )
-"""The first rule that fits is used. `python -m tests.bench.attention --json` gives the figures for narrower ones."""
+"""The first rule that fits is used. `python -m tests.bench.attention` gives the figures for narrower ones."""
 
 
 def _lacks_triton(case: AttentionCase) -> str | None:
@@ -177,18 +186,18 @@ class AttentionBackends(Generic[Made]):
 
     def offer(self, name: str, abilities: Abilities, made: Made) -> None:
         """Take a backend in. made is handed out by choose."""
-        assert name in CHOICES[1:], f"{name} is not one of {CHOICES[1:]}"
+        assert name in BACKENDS, f"{name} is not one of {BACKENDS}"
         assert name not in self._offers, f"{name} was offered before"
         self._offers[name] = (abilities, made)
 
     def choose(self, requested: str, case: AttentionCase) -> tuple[str, Made]:
-        """(name, made) of the backend for a case. requested: auto, or a name of CHOICES.
+        """(name, made) of the backend for a case. requested: one of CHOICES.
 
         Raises ValueError if the one requested can't serve the case, or none can, and says why.
         """
         if requested not in CHOICES:
             raise ValueError(f"attention backend {requested!r} is not known; known are {', '.join(CHOICES)}")
-        order = (requested,) if requested != AUTO else self._order(case)
+        order = ASKED[requested] if requested != AUTO else self._order(case)
         refused = []
         for name in order:
             reasons = self._refusals(name, case)

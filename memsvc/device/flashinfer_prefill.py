@@ -1,7 +1,7 @@
 """FlashInfer's paged prefill attention: planned on the host from CPU tensors, for eager calls.
 
-Kernels come as .so files, one for each (head_dim, window or not) and dtype; nothing is compiled here. flashinfer is
-imported by the first FlashInferPrefill, not by this module.
+Kernels come as .so files, one for each (head_dim, window or not) and dtype, of two makes: fa3 for Hopper, and fa2 for
+all devices. Nothing is compiled here. flashinfer is imported by the first FlashInferPrefill, not by this module.
 """
 
 import importlib
@@ -24,33 +24,39 @@ _SHORT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _NUM_WRAPPERS = 2
 
 
-def kernel_name(dtype: torch.dtype, head_dim: int, window: int, kernel: str = "fa2") -> str:
-    """Folder and file under flashinfer/data/aot that serves a shape."""
-    short = _SHORT_DTYPES[dtype]
+def kernel_name(case: AttentionCase, kernel: str) -> str:
+    """Folder and file under flashinfer/data/aot that serves a case. kernel: fa2 or fa3."""
+    short, dim = _SHORT_DTYPES[case.dtype], case.head_dim
     return (
         f"batch_prefill_with_kv_cache_dtype_q_{short}_dtype_kv_{short}_dtype_o_{short}_dtype_idx_i32"
-        f"_head_dim_qk_{head_dim}_head_dim_vo_{head_dim}_posenc_0_use_swa_{window > 0}_use_logits_cap_False"
+        f"_head_dim_qk_{dim}_head_dim_vo_{dim}_posenc_0_use_swa_{case.window > 0}_use_logits_cap_False"
         f"_f16qk_False{'_sm90' if kernel == 'fa3' else ''}"
     )
 
 
-def _lacks(case: AttentionCase) -> str | None:
+def _lacks(case: AttentionCase, kernel: str) -> str | None:
     spec = importlib.util.find_spec("flashinfer")
     if spec is None or spec.origin is None:
         return "flashinfer is not installed"
-    name = kernel_name(case.dtype, case.head_dim, case.window)
+    name = kernel_name(case, kernel)
     built = Path(spec.origin).parent / "data" / "aot" / name / f"{name}.so"
     return None if built.exists() else f"FlashInfer's kernel {name}.so is not built"
 
 
-FLASHINFER = Abilities(
-    uses=frozenset({Use.EAGER}),
-    devices=frozenset({"cuda"}),
-    dtypes=frozenset(_SHORT_DTYPES),
-    head_dims=frozenset({64, 128, 256}),
-    sinks=False,
-    missing=_lacks,
-)
+def _abilities(kernel: str, capabilities: frozenset[int]) -> Abilities:
+    return Abilities(
+        uses=frozenset({Use.EAGER}),
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset(_SHORT_DTYPES),
+        head_dims=frozenset({64, 128, 256}),
+        capabilities=capabilities,
+        sinks=False,
+        missing=lambda case: _lacks(case, kernel),
+    )
+
+
+FLASHINFER = {"fa2": _abilities("fa2", frozenset()), "fa3": _abilities("fa3", frozenset({9}))}
+"""By kernel."""
 
 
 class FlashInferPrefill:
@@ -61,11 +67,12 @@ class FlashInferPrefill:
     """
 
     def __init__(
-        self, case: AttentionCase, workspace: torch.Tensor, *, kernel: str = "fa2", scale: float | None = None
+        self, case: AttentionCase, workspace: torch.Tensor, *, kernel: str, scale: float | None = None
     ) -> None:
         """workspace: uint8 on the device, the caller's; WORKSPACE_BYTES is enough.
 
-        kernel: fa2, or fa3 (Hopper). fa2 is 1.5 to 2.3 times faster for 9 rows of 4 query heads (H200, 0.6.18).
+        kernel: fa2, or fa3 (Hopper). fa3 is 1.2 to 1.8 times faster for prompts, fa2 1.6 to 3 times for 9 rows of 4
+        query heads (H200, docs/benchmarks/attention-h200.json).
         """
         # Without this a kernel that is not built would be compiled, in minutes, in the middle of a request.
         os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
@@ -115,7 +122,9 @@ class FlashInferPrefill:
 
     def run(self, q: torch.Tensor, pages: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """[rows, heads, d] of q [rows, heads, d] over pages of keys and values, each [pages, page, kv_heads, d]."""
-        return self._wrappers[self._current].run(q.contiguous(), pages)
+        q = q.contiguous()
+        # An output of its own would be zeroed first, for rows that see nothing: there are none here.
+        return self._wrappers[self._current].run(q, pages, out=torch.empty_like(q))
 
 
 def _offsets(counts: Sequence[int]) -> torch.Tensor:

@@ -10,6 +10,7 @@ D_ij = e^(G_i - G_j) for j <= i, and A the strictly lower part of beta_i D_ij (k
     (I + A) d = beta (v - e^G k S);  o = e^G q S + (D * q k^T) d;  S at row w = e^(G_w) S + sum_j e^(G_w - G_j) k_j^T d_j.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,8 @@ CHUNKS = (8, 16, 32)
 LONG_ROWS, LONG_CHUNK = 128, 64
 """and for more than LONG_ROWS rows this one: 512 rows take 67 or 73 ms (chunks of 32 or 64) with large heads,
 7.2 or 4.0 ms with small ones; chunks of 128 are six times slower."""
+GROUP_ROWS = 2048
+"""Requests are computed together up to so many rows, padding included: it bounds the scratch of a layer."""
 
 
 def core_of(num_rows: int) -> tuple[int, int]:
@@ -175,3 +178,30 @@ def _scan(rows: DeltaRows, state: torch.Tensor, keep: list[int]) -> tuple[torch.
         if here:
             found.append(Kept(here, state[here]))
     return out, _gathered(found, state)
+
+
+def grouped(lens: Sequence[int]) -> list[list[int]]:
+    """Places of requests by rows, those without rows left out: together are those of one form (core_of)."""
+    groups: list[list[int]] = []
+    for place in sorted((place for place, num in enumerate(lens) if num), key=lambda place: lens[place]):
+        form = core_of(lens[place])
+        last = groups[-1] if groups else []
+        if last and core_of(lens[last[0]]) == form and (len(last) + 1) * form[1] <= GROUP_ROWS:
+            last.append(place)
+        else:
+            groups.append([place])
+    return groups
+
+
+def gated_delta_rule_to_end(rows: DeltaRows, state: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """gated_delta_rule with the states after all rows, padding included. On a device nobody waits for it."""
+    if chunk == 0:
+        return _scan(rows, state, [0] * len(state))[0], state
+    num_rows = rows.v.shape[1]
+    out = torch.empty_like(rows.v)
+    ends = torch.full((len(state),), chunk, device=state.device)
+    for begin in range(0, num_rows, chunk):
+        solved = _solve(rows.part(begin, begin + chunk), state)
+        out[:, begin : begin + chunk] = solved.out.transpose(1, 2)
+        state = solved.state_after(ends)
+    return out, state

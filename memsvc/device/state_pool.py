@@ -51,12 +51,13 @@ class StatePool:
         """Where the states are."""
         return self._recurrent.device
 
-    def read(self, pages: torch.Tensor) -> torch.Tensor:
+    def read(self, pages: torch.Tensor, empty: torch.Tensor | None = None) -> torch.Tensor:
         """Copies [n, num_heads, k_dim, v_dim] of the states in pages int64 [n].
 
-        Page 0 reads as zeros, which is the state before the first token; so it does in read_conv.
+        Page 0 reads as zeros, which is the state before the first token; so it does in read_conv. empty: int64, the
+        places that are to read so, from whoever knows them: on a device the host waits for the pages otherwise.
         """
-        found = _copies(self._recurrent, pages)
+        found = _copies(self._recurrent, pages, empty)
         return found.view(-1, self.shape.num_heads, self.shape.k_dim, self.shape.v_dim)
 
     def read_conv(self, pages: torch.Tensor) -> torch.Tensor:
@@ -69,6 +70,7 @@ class StatePool:
         self._conv.index_copy_(0, pages, conv.flatten(1))
 
 
-def _copies(rows: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+def _copies(rows: torch.Tensor, pages: torch.Tensor, empty: torch.Tensor | None = None) -> torch.Tensor:
     # A fill, since what lies in the dummy page may be NaN, which no product clears.
-    return rows.index_select(0, pages).index_fill_(0, (pages == 0).nonzero()[:, 0], 0)
+    zeros = (pages == 0).nonzero()[:, 0] if empty is None else empty
+    return rows.index_select(0, pages).index_fill_(0, zeros, 0)

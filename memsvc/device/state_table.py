@@ -21,6 +21,8 @@ class StateTable:
         self.state_in = np.zeros(form, dtype=np.int32)
         self.state_out = np.zeros(form, dtype=np.int32)
         self.ring = np.zeros((*form, ring_pages), dtype=np.int32)
+        self._opened: set[int] = set()
+        self._frozen: set[int] = set()
 
     def open(
         self, row: int, *, state_out: Sequence[PageId], ring: Sequence[PageId], state_in: Sequence[PageId]
@@ -32,6 +34,7 @@ class StateTable:
         self._set(self.state_out, row, state_out)
         self._set(self.ring, row, ring)
         self._set(self.state_in, row, state_in or [PageId(0)] * self.num_layers)
+        self._opened.add(row)
 
     def wrote(self, row: int) -> None:
         """A forward wrote the state: from now on it is read where it was written."""
@@ -40,6 +43,7 @@ class StateTable:
     def freeze(self, row: int, state_out: Sequence[PageId]) -> None:
         """The state that the request stands on is never written again; its next one goes to state_out."""
         self._set(self.state_out, row, state_out)
+        self._frozen.add(row)
 
     def is_borrowed(self, row: int) -> bool:
         """The state that the row reads is not its own: another may read it too, and somebody else decides how long."""
@@ -49,6 +53,18 @@ class StateTable:
         """Clear the row."""
         for table in (self.state_in, self.state_out, self.ring):
             table[row] = 0
+        self._opened.discard(row)
+        self._frozen.discard(row)
+
+    def take_changed(self) -> tuple[list[int], list[int]]:
+        """Rows that were opened since the last call, and others of which only state_out is new; both ascending.
+
+        What forwards do to state_in is no change: where they run on a device, it is done there.
+        """
+        opened, frozen = sorted(self._opened), sorted(self._frozen - self._opened)
+        self._opened.clear()
+        self._frozen.clear()
+        return opened, frozen
 
     def _set(self, table: np.ndarray, row: int, pages: Sequence[PageId]) -> None:
         form = table[row].shape

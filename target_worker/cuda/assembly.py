@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from memsvc.device.delta_rules import choose_rule
 from memsvc.device.lane import CudaLane, Words
 from memsvc.device.table_mirror import TableMirror
 from target_worker.base import Base
@@ -15,13 +16,18 @@ from target_worker.cuda.network import TargetMemory, TargetNetwork
 from target_worker.cuda.plan_drafting import PlanDrafting
 from target_worker.cuda.plan_link import PlanLink, TargetLane
 from target_worker.cuda.prefill_backends import PrefillMemory, choose_prefill
+from target_worker.cuda.prompt_states import PromptStates
 from target_worker.cuda.prompts import Chunk, PromptStep
 from target_worker.cuda.scheduler import Neighbours, PipelinedScheduler
+from target_worker.cuda.state_book import StateBook
+from target_worker.cuda.states import DeviceStates
 from target_worker.cuda.step_times import StepTimes
 from target_worker.cuda.verify_step import VerifyConfig, VerifyStep
 from target_worker.cuda.work import Order, Parts, StepWork, graph_plan
+from target_worker.linear_memory import LinearMemory
 from target_worker.mem_link import MemLink
 from target_worker.pools import kv_pool, page_tables
+from target_worker.state_link import StateLink
 from target_worker.width import make_width
 
 _PATIENCE_S = 60.0
@@ -43,12 +49,15 @@ class CudaEngine:
         self._warm_up()
         # After everything else that takes memory, which the graphs' pool would otherwise be cut into.
         self._capture_s, self._graph_bytes = self._work.capture()
-        mem = MemLink(base.client, base.layout, self._tables)
+        linear = self._linear
+        states = StateLink(base.layout, linear.table, lambda reqs: self._scheduler.catch_up(reqs)) if linear else None
+        mem = MemLink(base.client, base.layout, self._tables, states)
         self._link = self._make_link(exchange) if config.draft else None
         drafting = PlanDrafting(self._link, mem, make_width(config), self._lane)
         if self._work.times is not None:
             self._work.times.draft = lambda: drafting.last
-        executor = DeviceExecutor(self._work, base.model.shape.eos_ids)
+        book = StateBook(linear.table, base.layout.page_size) if linear else None
+        executor = DeviceExecutor(self._work, base.model.shape.eos_ids, book)
         self._scheduler = PipelinedScheduler(config, Neighbours(mem, base.text_link(), drafting), executor)
 
     def lane(self, words: Words) -> TargetLane:
@@ -59,13 +68,7 @@ class CudaEngine:
         config, model, arena = self._base.config, self._base.model, self._base.arena
         self._tables = page_tables(self._base.layout, config, arena.device)
         mirror = TableMirror(self._tables, arena.device)
-        memory = TargetMemory(
-            pool=kv_pool(arena, self._base.layout, model.shape, model.dtype),
-            page_table=mirror.table,
-            slots=exchange.slots,
-            features=exchange.features,
-            tap_layers=config.target_layer_ids,
-        )
+        memory = self._make_memory(exchange, mirror.table)
         network = TargetNetwork(model, memory)
         self._prefill_name, prefill = choose_prefill(
             config.attention_backend,
@@ -78,12 +81,14 @@ class CudaEngine:
             max_places=config.sizes.max_places,
             simulate_accept_length=config.simulate_accept_length,
         )
+        self._rule = choose_rule(model.dtype, arena.device)
+        states = PromptStates(memory.states, self._rule, self._lane.stage) if memory.states else None
         parts = Parts(
             memory=memory,
             tables=self._tables,
             mirror=mirror,
             verify=VerifyStep(network, memory, verify),
-            prompts=PromptStep(network, self._tables, self._lane, prefill),
+            prompts=PromptStep(network, self._tables, self._lane, prefill, states),
             lane=self._lane,
         )
         is_timed = config.spec_trace >= DEVICE_TIMES and arena.is_cuda
@@ -94,6 +99,20 @@ class CudaEngine:
         work.times = StepTimes(exchange.slots.length) if is_timed else None
         return work
 
+    def _make_memory(self, exchange: Exchange, page_table: torch.Tensor) -> TargetMemory:
+        config, model, arena, layout = self._base.config, self._base.model, self._base.arena, self._base.layout
+        self._linear = LinearMemory.of_layout(
+            arena, layout, model, max_reqs=config.max_running_requests, block_size=config.block_size
+        )
+        return TargetMemory(
+            pool=kv_pool(arena, layout, model.shape, model.dtype),
+            page_table=page_table,
+            slots=exchange.slots,
+            features=exchange.features,
+            tap_layers=config.target_layer_ids,
+            states=self._linear and DeviceStates.of(arena, self._linear, model, layout.page_size),
+        )
+
     def _warm_up(self) -> None:
         """Prompts of nobody, into the dummy page: kernels are compiled, and the largest step's memory is taken."""
         config = self._base.config
@@ -102,6 +121,9 @@ class CudaEngine:
         for num_tokens, num_ending in ((1, 1), (max(1, most - 1), ends), (most, ends)):
             chunks = _nobodys_chunks(num_tokens, config.context_len, num_ending)
             self._work.put(Order(clear=[], members=[], chunks=chunks), lambda: None)
+            self._lane.drain(_PATIENCE_S)
+        if self._linear is not None:
+            self._work.catch_up([0], [0])
             self._lane.drain(_PATIENCE_S)
 
     def _make_link(self, exchange: Exchange) -> PlanLink:
@@ -126,6 +148,8 @@ class CudaEngine:
             f"attention blocks=triton prompts={self._prefill_name} graphs={graphs} capture_s={self._capture_s:.1f}"
             f" graph_bytes={self._graph_bytes} max_prefill_tokens={config.max_prefill_tokens}"
         ]
+        if self._linear is not None:
+            lines.append(f"gated delta nets blocks=triton prompts={self._rule.name}")
         return [*lines, *device_lines(device)] if device.type == "cuda" else lines
 
     def num_device_bytes(self) -> int:

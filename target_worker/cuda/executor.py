@@ -1,12 +1,13 @@
 """Steps on the device: put there without waiting, and read when the next one is under way."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from memsvc.device.row_sampler import RowSampler
 from memsvc.wire.base import PageId
 from target_worker.cuda.order import Chunk, Order
+from target_worker.cuda.state_book import StateBook
 from target_worker.plan import StepPlan
 from target_worker.req import FeatureRows, Phase, Req
 
@@ -54,6 +55,10 @@ class Work(Protocol):
         """Enqueue a step."""
         ...
 
+    def catch_up(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """Enqueue what brings states to the last page edge of these lengths."""
+        ...
+
     def mark(self) -> Callable[[], bool]:
         """Says from now on whether all that is enqueued now is over."""
         ...
@@ -89,14 +94,17 @@ class Flight:
 class DeviceExecutor:
     """Runs plans on a lane. The host waits for the device in `collect` and `fence` alone."""
 
-    def __init__(self, work: Work, eos_ids: Collection[int]) -> None:
-        """eos_ids: the model's."""
+    def __init__(self, work: Work, eos_ids: Collection[int], states: StateBook | None = None) -> None:
+        """eos_ids: the model's. states: needed by a hybrid target."""
         self._work = work
         self._eos_ids = eos_ids
+        self._states = states
         self._results: dict[int, Results] = {}
         """Of flights that are out, by identity."""
         self._ahead: dict[Req, int] = {}
         """Prompt tokens of flights that are out: computed_len does not have them yet."""
+        self._marks: list[Callable[[], bool]] = []
+        """Behind states that catch up."""
 
     def submit(
         self, plan: StepPlan, clear: Sequence[PageId], drafted: Collection[Req], hand_over: Callable[[], None]
@@ -151,7 +159,11 @@ class DeviceExecutor:
 
         A request that has ended since the submit is left out: what the device did for it counts for nothing.
         """
-        results = zip(flight.reqs(), self._results.pop(id(flight)).read(wait), strict=True)
+        results = list(zip(flight.reqs(), self._results.pop(id(flight)).read(wait), strict=True))
+        for mark in self._marks:
+            wait(mark)
+        self._marks.clear()
+        self._follow_states(flight, results)
         emitted = {req: tokens for req, tokens in results if req.phase is not Phase.FINISHED}
         for req, num in flight.chunks.items():
             self._ahead[req] -= num
@@ -166,6 +178,30 @@ class DeviceExecutor:
             for token in tokens:
                 req.sampler_of(self._eos_ids).push(token)
         return emitted
+
+    def _follow_states(self, flight: Flight, results: list[tuple[Req, list[int]]]) -> None:
+        """Book where the flight has left the states, also those of requests that have ended since the submit."""
+        if self._states is None:
+            return
+        for req, num in flight.chunks.items():
+            self._states.reached(req, req.computed_len + num)
+        for req, tokens in results:
+            # A block of a request that was done gives no tokens, and moves no state.
+            if tokens and req not in flight.chunks:
+                self._states.reached(req, req.computed_len)
+
+    def catch_up(self, reqs: Iterable[Req]) -> list[Req]:
+        """Have the states of these follow to the last page edge of what is computed; those that have to.
+
+        None of them may have a block under way. It is over when the newest flight is collected, or after a fence.
+        """
+        behind = self._states.behind(reqs) if self._states is not None else []
+        if behind and self._states is not None:
+            self._work.catch_up([req.row for req in behind], [req.computed_len for req in behind])
+            self._marks.append(self._work.mark())
+            for req in behind:
+                self._states.reached(req, req.computed_len)
+        return behind
 
     def fence(self, wait: Wait) -> None:
         """Wait for all that is on the lane."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -30,6 +31,7 @@ def choose_prefill(
     requested: str, shape: TargetShape, memory: PrefillMemory, max_tokens: int
 ) -> tuple[str, PlanPrefill]:
     """(name, backend) for prompts of at most max_tokens tokens a step. Raises ValueError if requested can't do it."""
+    device = memory.page_table.device
     case = AttentionCase(
         use=Use.EAGER,
         device="cuda",
@@ -39,11 +41,13 @@ def choose_prefill(
         head_dim=shape.head_dim,
         page_size=memory.pool.page_size,
         num_rows=max_tokens,
+        capability=torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0,
     )
     backends: AttentionBackends[Callable[[], PlanPrefill]] = AttentionBackends()
     backends.offer("torch", TORCH, lambda: _TorchPrefill(memory, shape.num_heads))
     backends.offer("triton", TRITON, lambda: TritonPrefill(memory.pool, memory.page_table, shape.group_size))
-    backends.offer("flashinfer", FLASHINFER, lambda: _FlashInfer.of(case, memory))
+    for kernel, abilities in FLASHINFER.items():
+        backends.offer(f"flashinfer-{kernel}", abilities, partial(_FlashInfer.of, case, memory, kernel))
     name, make = backends.choose(requested, case)
     return name, make()
 
@@ -72,9 +76,9 @@ class _FlashInfer:
     memory: PrefillMemory
 
     @classmethod
-    def of(cls, case: AttentionCase, memory: PrefillMemory) -> "_FlashInfer":
+    def of(cls, case: AttentionCase, memory: PrefillMemory, kernel: str) -> "_FlashInfer":
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=memory.page_table.device)
-        return cls(FlashInferPrefill(case, workspace), memory)
+        return cls(FlashInferPrefill(case, workspace, kernel=kernel), memory)
 
     def __call__(self, spans: Sequence[Span]) -> AttendRows:
         pool = self.memory.pool

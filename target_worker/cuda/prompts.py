@@ -14,8 +14,9 @@ from memsvc.device.kv_pool import KvPool
 from memsvc.device.lane import Lane
 from memsvc.device.page_table import PageTables
 from target_worker.attention import Span
-from target_worker.cuda.network import AttendRows, TargetNetwork
+from target_worker.cuda.network import AttendRows, Segment, TargetNetwork
 from target_worker.cuda.order import Chunk
+from target_worker.cuda.prompt_states import PromptStates
 
 
 class PlanPrefill(Protocol):
@@ -46,15 +47,34 @@ class TritonPrefill:
         return attend
 
 
+@dataclass(frozen=True, slots=True)
+class PromptBatch:
+    """Chunks on the device."""
+
+    x: torch.Tensor
+    """[n, hidden], embedded."""
+    segment: Segment
+    head: torch.Tensor
+    """int64: exchange row of the first row's features, then the rows whose logits are wanted."""
+
+
 class PromptStep:
     """Runs chunks through the network on the current stream; nothing is kept between calls."""
 
-    def __init__(self, network: TargetNetwork, tables: PageTables, lane: Lane, plan_attention: PlanPrefill) -> None:
-        """tables: the host's, with one row for each slot."""
+    def __init__(
+        self,
+        network: TargetNetwork,
+        tables: PageTables,
+        lane: Lane,
+        plan_attention: PlanPrefill,
+        states: PromptStates | None = None,
+    ) -> None:
+        """tables: the host's, with one row for each slot. states: needed by a hybrid target."""
         self._network = network
         self._tables = tables
         self._lane = lane
         self._plan_attention = plan_attention
+        self._states = states
 
     def run(self, chunks: Sequence[Chunk], feature_row: int) -> torch.Tensor | None:
         """Logits [m, vocab] of the last rows of the m chunks that end a prompt, in order; None if there are none.
@@ -62,30 +82,35 @@ class PromptStep:
         K and V of every row go to the pages that the host's tables name now, features of row r to exchange row
         feature_row + r. Raises ValueError for a token outside the vocabulary.
         """
+        batch = self.stage(chunks, feature_row, first_wanted=range(0), start=0)
+        first_row, wanted = batch.head[:1], batch.head[1:]
+        x = self._network.hidden(batch.x, [batch.segment], first_row, wanted)
+        return self._network.model.head(x) if len(wanted) else None
+
+    def stage(
+        self, chunks: Sequence[Chunk], feature_row: int, *, first_wanted: Sequence[int], start: int
+    ) -> PromptBatch:
+        """Put chunks on the device whose rows are number `start` and on of a batch. first_wanted: of rows before."""
         lens = [len(chunk.token_ids) for chunk in chunks]
         token_ids = np.concatenate([np.asarray(chunk.token_ids, dtype=np.int64) for chunk in chunks])
         vocab = self._network.model.shape.vocab_size
         if token_ids.min() < 0 or token_ids.max() >= vocab:
             raise ValueError(f"token ids {token_ids.min()} to {token_ids.max()} in a vocabulary of {vocab}")
-        rows = np.repeat([chunk.slot for chunk in chunks], lens)
+        slots = np.repeat([chunk.slot for chunk in chunks], lens)
         positions = np.concatenate(
             [np.arange(chunk.start, chunk.start + n) for chunk, n in zip(chunks, lens, strict=True)]
         )
-        places = self._slots(rows, positions)
         ends = np.cumsum(lens)
-        wanted = [int(end) - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.is_last]
-        # One copy for everything: the first rows of features, the rows wanted, then three columns of the rows.
-        head = np.array([feature_row, *wanted], dtype=np.int64)
-        staged = self._lane.stage(np.concatenate((head, token_ids, positions, places)))
-        own = staged[len(head) :].view(3, -1)
-        x = self._hidden(own, self._spans(chunks, ends), staged[:1])
-        return self._network.model.head(x.index_select(0, staged[1 : len(head)])) if wanted else None
-
-    def _hidden(self, columns: torch.Tensor, spans: list[Span], first_row: torch.Tensor) -> torch.Tensor:
-        token_ids, positions, places = columns
-        x = F.embedding(token_ids, self._network.model.embedding)
-        rows = TokenRows(positions=positions, slots=places)
-        return self._network.hidden(x, rows, self._plan_attention(spans), first_row)
+        wanted = [start + int(end) - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.is_last]
+        # One copy for everything: the first row of features, the rows wanted, then three columns of the rows.
+        head = np.array([feature_row, *first_wanted, *wanted], dtype=np.int64)
+        staged = self._lane.stage(np.concatenate((head, token_ids, positions, self._slots(slots, positions))))
+        on_device = staged[len(head) :].view(3, -1)
+        x = F.embedding(on_device[0], self._network.model.embedding)
+        spans = self._spans(chunks, ends)
+        rows = TokenRows(positions=on_device[1], slots=on_device[2])
+        segment = Segment(rows, self._plan_attention(spans), self._states and self._states.plan(spans))
+        return PromptBatch(x, segment, staged[: len(head)])
 
     def _slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         page_size = self._tables.page_size

@@ -86,6 +86,26 @@ class PipelinedScheduler(RequestKeeper):
         self._report()
         self._pause(plan)
 
+    # States
+
+    def catch_up(self, reqs: list[Req]) -> None:
+        """Bring states to the last page edge of what is computed, and wait for it: memsvc is told next."""
+        blocks = set(self._flight.blocks) if self._flight is not None else set()
+        # A block that is under way does it itself, and its rows are in the ring by then.
+        moving = {req for req in reqs if req in blocks and req.phase is Phase.DECODE}
+        if self._executor.catch_up([req for req in reqs if req not in moving]) or moving:
+            self._executor.fence(self._wait)
+
+    def _closes(self) -> list[tuple[Req, str]]:
+        """A request whose state is not where it will be frozen goes a round later, so that no step is waited for."""
+        closes = super()._closes()
+        if self._flight is None:
+            return closes
+        # Also of those that may not go yet, as long as the state that they stand on is held: until the Step after the
+        # one that told of a page past it.
+        late = self._executor.catch_up([req for req in self._finished() if not self._mem.lets_go(req)])
+        return [(req, reason) for req, reason in closes if req not in late]
+
     def _forget(self, req: Req) -> None:
         self._executor.close(req.row)
         super()._forget(req)

@@ -12,7 +12,9 @@ from memsvc.device.kernels.embed import embed_verify
 from memsvc.device.kernels.places import BlockRows
 from memsvc.device.kernels.sample import SampleScratch, sample_rows_device
 from memsvc.device.linear import linear
-from target_worker.cuda.network import BlockAttend, TargetMemory, TargetNetwork
+from target_worker.cuda.network import BlockAttend, Segment, TargetMemory, TargetNetwork
+from target_worker.cuda.prompts import PromptBatch
+from target_worker.cuda.states import BlockRecur
 
 VERIFY, HEAD, ACCEPT = SECTIONS = ("verify", "head", "accept")
 """What a step consists of: embedding and layers, output head, token choice and accept rule."""
@@ -56,18 +58,43 @@ class VerifyStep:
         return make_turn
 
     def _run(self, places: Places, attend: BlockAttend, results: torch.Tensor) -> Iterator[str]:
+        x, segment = self._blocks(places, attend)
+        u = self._network.hidden(x, [segment], self._first_row)
+        yield VERIFY
+        logits = linear(u, self._network.model.head)
+        yield HEAD
+        self._accept(logits, places, results)
+        yield ACCEPT
+
+    def _blocks(self, places: Places, attend: BlockAttend) -> tuple[torch.Tensor, Segment]:
+        """Embedded rows [N * B, hidden]."""
         memory, slots, size = self._memory, self._memory.slots, self._config.block_size
         rows = BlockRows(
             members=places.members, lengths=slots.length, block_size=size, page_table=memory.page_table, done=slots.done
         )
         x = embed_verify(slots.anchor, slots.drafts[:, : size - 1], places.members, self._network.model.embedding)
-        u = self._network.hidden(x.flatten(0, 1), rows, attend, self._first_row)
-        yield VERIFY
-        logits = linear(u, self._network.model.head)
-        yield HEAD
+        recur = BlockRecur(memory.states, rows) if memory.states is not None else None
+        return x.flatten(0, 1), Segment(rows, attend, recur)
+
+    def _accept(self, logits: torch.Tensor, places: Places, results: torch.Tensor) -> None:
+        slots = self._memory.slots
         tokens = sample_rows_device(logits, places.members, slots, self._sampling)
         accept(tokens, places.members, slots, simulate=self._config.simulate_accept_length, results=results)
-        yield ACCEPT
+
+    def run_with_prompts(self, places: Places, results: torch.Tensor, prompts: PromptBatch) -> torch.Tensor:
+        """Verify and compute prompts in one forward, without a graph; all weights are read once.
+
+        prompts: staged behind the rows of all places, which are its first wanted rows. Returns logits [m, vocab] of
+        the prompts that end.
+        """
+        num_rows = places.size * self._config.block_size
+        attend = BlockAttend(self._memory, places.members, self._config.block_size, self._attention)
+        x, segment = self._blocks(places, attend)
+        first_row, wanted = prompts.head[:1], prompts.head[1:]
+        u = self._network.hidden(torch.cat((x, prompts.x)), [segment, prompts.segment], first_row, wanted)
+        logits = linear(u, self._network.model.head)
+        self._accept(logits[:num_rows], places, results)
+        return logits[num_rows:]
 
     def first_tokens(self, logits: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
         """Sample and accept the token after a prompt: logits [N, vocab] of the last rows of the members' prompts.

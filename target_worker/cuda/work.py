@@ -1,12 +1,13 @@
 """The device's side of a step: what is enqueued for it on the lane, from slots, pages and tokens alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from memsvc.device.graphs import BucketGraphs, GraphPlan, Places
+from memsvc.device.graphs import Bucket, BucketGraphs, GraphPlan, Places
 from memsvc.device.kernels.accept import RESULT_EXTRA
 from memsvc.device.lane import Lane
 from memsvc.device.page_table import PageTables
@@ -16,9 +17,12 @@ from target_worker.cuda.network import TargetMemory
 from target_worker.cuda.order import Chunk, Order
 from target_worker.cuda.prompts import PromptStep
 from target_worker.cuda.results import ResultBuffer
-from target_worker.cuda.step_times import StepTimes
+from target_worker.cuda.step_times import PROMPTS, StepTimes
 from target_worker.cuda.verify_step import SECTIONS, VerifyConfig, VerifyStep
 
+MIXED_ROWS = 512
+"""Prompt rows from which on blocks are computed together with them: both are bound by the device then, and all weights
+are read once. Fewer take the host longer to enqueue than the device to compute, so a graph beside them costs less."""
 _BUFFERS = 2
 """Steps whose results are not read yet: the one that runs, and the one behind it."""
 
@@ -81,36 +85,79 @@ class StepWork:
         self._num_steps += 1
         parts = self._parts
         with parts.lane.running():
-            parts.mirror.push(parts.lane.stage)
+            self._push()
             self.writer.flush(parts.lane.stage)
             if order.clear:
                 parts.memory.pool.zero_pages_at(parts.lane.stage(np.array(order.clear, dtype=np.int64)))
-            rows = [self._blocks(order.members)] if order.members else []
-            if order.chunks:
-                rows += self._chunks(order.chunks, self.first_row(len(order.members)))
+            with self._timed(order.members):
+                rows = self._step(order)
             hand_over()
             results.take(rows)
         return results
 
-    def _blocks(self, members: Sequence[int]) -> torch.Tensor:
-        bucket = self._graphs.bucket(len(members))
-        places = bucket.places
-        self._parts.lane.stage_into(places.inputs, places.host_inputs(members, []))
-        if self.times is None:
-            bucket.run()
-        else:
-            self.times.start(members)
-            bucket.run(self.times.mark)
-            self.times.end()
-        return self._results[places.inputs.data_ptr()][: len(members)]
+    def _step(self, order: Order) -> list[torch.Tensor]:
+        """Rows for the host: of the members, then of the chunks that end a prompt."""
+        members, chunks = order.members, order.chunks
+        if members and sum(len(chunk.token_ids) for chunk in chunks) >= MIXED_ROWS:
+            return self._mixed(members, chunks)
+        rows = [self._blocks(members)] if members else []
+        if chunks:
+            logits = self._parts.prompts.run(chunks, self.first_row(len(members)))
+            rows += self._first_tokens(chunks, logits)
+        return rows
 
-    def _chunks(self, chunks: Sequence[Chunk], first_row: int) -> list[torch.Tensor]:
-        logits = self._parts.prompts.run(chunks, first_row)
-        if logits is None:
-            return []
+    @torch.inference_mode()
+    def catch_up(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """Enqueue what brings the states of slots of a hybrid target to the last page edge of these lengths."""
+        states = self._parts.memory.states
+        assert states is not None, "a dense target has no states"
+        with self._parts.lane.running():
+            self._push()
+            states.catch_up(slots, lengths, self._parts.lane.stage)
+
+    def _push(self) -> None:
+        parts = self._parts
+        parts.mirror.push(parts.lane.stage)
+        if parts.memory.states is not None:
+            parts.memory.states.mirror.push(parts.lane.stage)
+
+    def _blocks(self, members: Sequence[int]) -> torch.Tensor:
+        bucket = self._choose(members)
+        bucket.run(None if self.times is None else self.times.mark)
+        return self._results[bucket.places.inputs.data_ptr()][: len(members)]
+
+    def _choose(self, members: Sequence[int]) -> Bucket:
+        """Their bucket, which knows them when the lane comes to it."""
+        bucket = self._graphs.bucket(len(members))
+        self._parts.lane.stage_into(bucket.places.inputs, bucket.places.host_inputs(members, []))
+        return bucket
+
+    def _mixed(self, members: Sequence[int], chunks: Sequence[Chunk]) -> list[torch.Tensor]:
+        """One forward for both."""
+        places = self._choose(members).places
+        num_rows = places.size * self._config.block_size
+        batch = self._parts.prompts.stage(chunks, 0, first_wanted=range(num_rows), start=num_rows)
+        results = self._results[places.inputs.data_ptr()]
+        logits = self._parts.verify.run_with_prompts(places, results, batch)
+        return [results[: len(members)], *self._first_tokens(chunks, logits)]
+
+    def _first_tokens(self, chunks: Sequence[Chunk], logits: torch.Tensor | None) -> list[torch.Tensor]:
         slots = [chunk.slot for chunk in chunks if chunk.is_last]
+        if logits is None or not slots:
+            return []
         members = self._parts.lane.stage(np.array(slots, dtype=np.int32))
         return [self._parts.verify.first_tokens(logits, members)]
+
+    @contextmanager
+    def _timed(self, members: Sequence[int]) -> Iterator[None]:
+        """What is put on the lane inside is one step of the trace; what comes after the blocks in it are prompts."""
+        if self.times is None:
+            yield
+            return
+        self.times.start(members)
+        yield
+        self.times.mark(PROMPTS)
+        self.times.end()
 
     def mark(self) -> Callable[[], bool]:
         """Says from now on whether the lane has done all that is on it now."""

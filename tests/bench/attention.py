@@ -1,11 +1,12 @@
 """Attention over pages on a GPU, all variants of the tile table and FlashInfer: `python -m tests.bench.attention`.
 
 Times are graph replays of all layers of a geometry, medians in microseconds, over more keys and values than the L2
-cache holds, beside the time in which those bytes could be read. --json prints the figures as well; they are where
-TILES of memsvc/device/kernels/attention_tiles.py and RULES of memsvc/device/attention_backends.py come from.
+cache holds, beside the time in which those bytes could be read. --json FILE has the figures after every geometry;
+they are where TILES of memsvc/device/kernels/attention_tiles.py and RULES of memsvc/device/attention_backends.py come
+from (docs/benchmarks/attention-h200.json).
 
-Variants are tried in two rounds: block, warps and stages first, then, for the best of them, the number of programs
-and the early merge, which need no compiling.
+Variants are tried in two rounds: block, warps and stages first, then, for the best of them, the number of
+programs, which needs no compiling.
 """
 
 import argparse
@@ -13,7 +14,9 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,8 +77,8 @@ def try_variants(loads: list[Any], rows: list[dict[str, Any]], name: str) -> Non
 
     tiles = variants(*loads[0].geometry.row_shape)
     best = sorted(tiles, key=attempt)[:_KEPT]
-    for tile, programs, early in itertools.product(best, PROGRAMS, (False, True)):
-        other = replace(tile, programs=programs, early_merge=early)
+    for tile, programs in itertools.product(best, PROGRAMS):
+        other = replace(tile, programs=programs)
         if other not in tiles:
             attempt(other)
 
@@ -93,51 +96,59 @@ def row_of(name: str, load: Any, backend: str, us: float) -> dict[str, Any]:
     }
 
 
-def blocks(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of block attention, geometry by geometry."""
-    from tests.bench.attention_cases import GEOMETRIES, flashinfer_us, make_load, triton_us
+def blocks(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
+    """Rows of block attention, of one geometry."""
+    from tests.bench.attention_cases import GEOMETRIES, make_load, triton_us
 
     rows: list[dict[str, Any]] = []
-    for name in args.geometry:
-        cases = list(itertools.product(args.concurrency, args.context))
-        if args.tiles:
-            # The extremes decide: few requests are bound by latency, many by bandwidth.
-            chosen = [case for case in cases if case[0] in (min(args.concurrency), 8, max(args.concurrency))]
-            try_variants([make_load(GEOMETRIES[name], *case) for case in chosen], rows, name)
-        for case in cases:
-            load = make_load(GEOMETRIES[name], *case)
-            rows.append(row_of(name, load, "triton-table", triton_us(load, None)))
-            for kernel in ("fa2", "fa3"):
-                try:
-                    us = flashinfer_us(load, kernel)
-                except Exception as error:
-                    # fa3 is not built for every shape.
-                    print(f"{kernel} {name}: {type(error).__name__}: {error}", file=sys.stderr)
-                    continue
-                if us is not None:
-                    rows.append(row_of(name, load, f"flashinfer-{kernel}", us))
+    cases = list(itertools.product(args.concurrency, args.context))
+    if args.tiles:
+        # The extremes decide: few requests are bound by latency, many by bandwidth.
+        chosen = [case for case in cases if case[0] in (min(args.concurrency), 8, max(args.concurrency))]
+        try_variants([make_load(GEOMETRIES[name], *case) for case in chosen], rows, name)
+    for case in cases:
+        load = make_load(GEOMETRIES[name], *case)
+        rows.append(row_of(name, load, "triton-table", triton_us(load, None)))
+        rows += flashinfer_rows(name, load)
     return rows
 
 
-def prefills(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of prompt chunks. Their floor is of bytes; a long chunk is bound by arithmetic."""
-    from tests.bench.attention_cases import GEOMETRIES, flashinfer_us, make_load, triton_prefill_us
+def prefills(name: str) -> list[dict[str, Any]]:
+    """Rows of prompt chunks, of one geometry. Their floor is of bytes; a long chunk is bound by arithmetic."""
+    from tests.bench.attention_cases import GEOMETRIES, make_load, triton_prefill_us
 
     rows = []
-    for name, (chunk, (num_reqs, num_rows, end)) in itertools.product(args.geometry, PREFILLS.items()):
-        geometry = replace(GEOMETRIES[name], num_rows=num_rows, causal=True)
-        load = make_load(geometry, num_reqs, end)
+    for chunk, (num_reqs, num_rows, end) in PREFILLS.items():
+        load = make_load(replace(GEOMETRIES[name], num_rows=num_rows, causal=True), num_reqs, end)
         label = f"{name} {chunk}"
         rows.append(row_of(label, load, "triton-prefill", triton_prefill_us(load, None)))
-        for kernel in ("fa2", "fa3"):
-            try:
-                us = flashinfer_us(load, kernel)
-            except Exception as error:
-                print(f"{kernel} {label}: {type(error).__name__}: {error}", file=sys.stderr)
-                continue
-            if us is not None:
-                rows.append(row_of(label, load, f"flashinfer-{kernel}", us))
+        rows += flashinfer_rows(label, load)
     return rows
+
+
+def flashinfer_rows(label: str, load: Any) -> list[dict[str, Any]]:
+    """A row for each of FlashInfer's kernels that there is for the load."""
+    from tests.bench.attention_cases import flashinfer_us
+
+    rows = []
+    for kernel in ("fa2", "fa3"):
+        try:
+            us = flashinfer_us(load, kernel)
+        except Exception as error:
+            # One kernel that fails is a finding, not the end of the others.
+            print(f"{kernel} {label}: {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        if us is not None:
+            rows.append(row_of(label, load, f"flashinfer-{kernel}", us))
+    return rows
+
+
+def parts(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """All that is measured, in parts."""
+    for name in args.geometry:
+        yield blocks(args, name)
+        if args.prefill:
+            yield prefills(name)
 
 
 def winners(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -155,15 +166,19 @@ def winners(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def print_head() -> None:
+    """What the columns of print_table are."""
+    print(f"{'geometry':24} {'c':>3} {'ctx':>6} {'floor':>8} {'best':>8} {'ratio':>6}  backends, us; winner")
+
+
 def print_table(found: list[dict[str, Any]]) -> None:
     """A line a shape."""
-    print(f"{'geometry':24} {'c':>3} {'ctx':>6} {'floor':>8} {'best':>8} {'ratio':>6}  backends, us; winner")
     for row in found:
         others = " ".join(f"{name}={us:.0f}" for name, us in row["by_backend"].items())
         tile = row.get("tile")
         which = f"{row['backend']} {tuple(tile.values())}" if tile else row["backend"]
         print(f"{row['geometry']:24} {row['concurrency']:>3} {row['context']:>6} {row['floor_us']:>8.1f} "
-              f"{row['us']:>8.1f} {row['ratio']:>6.2f}  {others}; {which}")  # fmt: skip
+              f"{row['us']:>8.1f} {row['ratio']:>6.2f}  {others}; {which}", flush=True)  # fmt: skip
 
 
 def main() -> int:
@@ -175,18 +190,21 @@ def main() -> int:
     parser.add_argument("--context", nargs="+", type=int, default=[1300, 4096])
     parser.add_argument("--no-tiles", dest="tiles", action="store_false", help="the table's tiles only")
     parser.add_argument("--prefill", action="store_true", help="prompt chunks too")
-    parser.add_argument("--json", action="store_true", help="print every figure, as one line of JSON, before the table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure so far, after each geometry")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("tests.bench.attention measures a GPU, and there is no CUDA device here: nothing was measured",
               file=sys.stderr)  # fmt: skip
         return 1
     compiled = compile_variants(args) if args.tiles else {}
-    rows = blocks(args) + (prefills(args) if args.prefill else [])
-    found = winners(rows)
-    if args.json:
-        print(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows, "winners": found} | compiled))
-    print_table(found)
+    rows: list[dict[str, Any]] = []
+    print_head()
+    for part in parts(args):
+        rows += part
+        print_table(winners(part))
+        if args.json:
+            facts = {"device": torch.cuda.get_device_name()} | compiled
+            args.json.write_text(json.dumps(facts | {"rows": rows, "winners": winners(rows)}, indent=1) + "\n", "utf-8")
     return 0
 
 

@@ -45,10 +45,11 @@ class Geometry:
         return self.num_rows * self.num_heads // self.num_kv_heads, self.dim
 
     def case(self, use: Use) -> AttentionCase:
-        """As the choice of a backend sees it."""
+        """As the choice of a backend sees it, on this machine's device."""
         return AttentionCase(
             use=use, device="cuda", dtype=torch.bfloat16, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
             head_dim=self.dim, page_size=PAGE, num_rows=self.num_rows, causal=self.causal, window=self.window,
+            capability=torch.cuda.get_device_capability()[0],
         )  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def flashinfer_us(load: Load, kernel: str) -> float | None:
     """FlashInfer's planned prefill in all layers, the plan not counted. None if it can't."""
     geometry = load.geometry
     case = geometry.case(Use.EAGER)
-    if FLASHINFER.refusals(case):
+    if FLASHINFER[kernel].refusals(case):
         return None
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
     q = torch.randn(

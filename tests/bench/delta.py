@@ -2,17 +2,19 @@
 
 A layer's launch for each tile, and the launches that move states on for all layers of the 27B, captured many times
 into a graph, on the memory of LAYERS layers in turn. floor_us: the bytes that have to be moved over the bandwidth that
-a large copy reaches.
+a large copy reaches. Tiles are compiled first, by all cores.
 """
 
 import argparse
 import json
+import os
 import sys
 
 import torch
 
 from memsvc.device.kernels.delta_memory import move_states
 from memsvc.device.kernels.delta_verify import DeltaSite, DeltaTile, delta_verify
+from tests.bench.delta_compile import compile_all
 from tests.bench.rows import LAUNCHES, copy_bytes_per_us, graph_us
 from tests.support import delta_models
 
@@ -20,7 +22,19 @@ LAYERS = 4
 """Together far more than a cache holds, from a few requests on."""
 ALL_LAYERS = 48
 """Linear layers of the 27B."""
-TILES = "32x1,16x1,64x2,32x2,32x4,16x4"
+TILES = (
+    "64x8x64x128,64x8,64x4,64x4x64x168,32x4,32x8x64x128,128x4,128x4x32,128x4x64x168,128x8,128x8x64x128,"
+    "128x4x64x0-bf16x3,64x8x64x128-bf16x3"
+)
+"""Columns, warps, piece and registers (0: any) of each, as DeltaTile has them; after a - its precision."""
+
+
+def tile_of(text: str) -> DeltaTile:
+    """Of one entry of TILES."""
+    sizes, _, precision = text.partition("-")
+    given = [int(size) for size in sizes.split("x")]
+    columns, num_warps, piece, registers = given + [64, 0][len(given) - 2 :]
+    return DeltaTile(columns, num_warps, piece, registers or None, precision or None)
 
 
 def sites_of(model: str, num_slots: int, tile: DeltaTile, device: str) -> list[DeltaSite]:
@@ -58,17 +72,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="27b", choices=sorted(delta_models.MODELS))
     parser.add_argument("--places", default="1,4,16,32", help="numbers of requests")
-    parser.add_argument("--tiles", default=TILES, help="columns and warps of each")
+    parser.add_argument("--tiles", default=TILES, help="columns and warps of each, or more: see TILES")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("tests.bench.delta needs a GPU: there is no CUDA device here", file=sys.stderr)
         return 2
+    tiles = [tile_of(text) for text in arguments.tiles.split(",")]
+    print(json.dumps(compile_all(arguments.model, tiles, os.cpu_count() or 1)), flush=True)
     bandwidth = copy_bytes_per_us()
     for places in map(int, arguments.places.split(",")):
-        for tile in arguments.tiles.split(","):
-            columns, warps = map(int, tile.split("x"))
-            row = measure(arguments.model, places, DeltaTile(columns, warps), bandwidth)
-            print(json.dumps(row), flush=True)
+        for tile in tiles:
+            print(json.dumps(measure(arguments.model, places, tile, bandwidth)), flush=True)
         print(json.dumps(measure_moves(places)), flush=True)
     return 0
 

@@ -55,6 +55,14 @@ GEOMETRIES = {
         ),
         rows=(9, 8),
     ),
+    "qwen35-27b-dflash": Geometry(
+        target=_target(5120, 64, 248320),
+        drafter=_drafter(
+            5120, 17408, 248320, {"mask_token_id": 248070, "target_layer_ids": [5, 19, 33, 47, 61]},
+            rope_theta=1e7, max_position_embeddings=262144,
+        ),
+        rows=(9,),
+    ),
     "qwen3-8b-dflash": Geometry(
         target=_target(4096, 36, 151936),
         drafter=_drafter(

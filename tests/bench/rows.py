@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 import torch
 import triton
 
-from memsvc.device.kernels import launch
 from memsvc.device.kernels.norm import rms_norm
 from memsvc.device.layers import RMSNorm
 from tests.bench.row_cases import GEOMETRIES, Case, make_cases
@@ -85,13 +84,13 @@ def measure(concurrencies: list[int]) -> dict[str, object]:
             for index, case in enumerate(sets[0]):
                 calls = [sets[i % len(sets)][index].call for i in range(LAUNCHES)]
                 rows.append(asdict(_row(case, geometry, num, graph_us(calls), bandwidth)))
-    facts: dict[str, object] = {
+    return {
+        "rows": rows,
+        "launch_us": round(launch_us(), 2),
         "device": torch.cuda.get_device_name(),
         "copy_gb_s": round(bandwidth / 1e3),
         "triton": triton.__version__,
     }
-    facts["overlap"] = launch.OVERLAP
-    return {"rows": rows, "launch_us": round(launch_us(), 2), **facts}
 
 
 def _row(case: Case, geometry: str, num: int, device_us: float, bandwidth: float) -> Row:
@@ -139,10 +138,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", default="1,8,32", help="numbers of requests, each with a block of rows")
     parser.add_argument("--compile", action="store_true", help="compile for Hopper and run nothing")
-    parser.add_argument("--overlap", action="store_true", help="let each kernel begin while the one before ends")
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     arguments = parser.parse_args()
-    launch.OVERLAP = arguments.overlap
     if not arguments.compile and not torch.cuda.is_available():
         print("tests.bench.rows needs a GPU: there is no CUDA device here (--compile works without)", file=sys.stderr)
         return 2

@@ -43,13 +43,8 @@ def record(args: argparse.Namespace) -> dict[str, Any]:
     prompts = (list(PROMPTS) if args.prompts is None else read_prompts(args.prompts))[: args.num]
     config = EvaluateConfig(max_tokens=args.max_tokens, concurrency=args.concurrency, raw=args.raw)
     flags = model.flags(args.flags)
-    served = Served(flags, ready_s=_READY_S)
-    try:
-        with served as server:
-            answers, seconds = ask_all(server.url, prompts, config)
-    finally:
-        if args.log:
-            args.log.write_text("".join(served.lines), encoding="utf-8")
+    with Served(flags, ready_s=_READY_S, log=args.log) as served:
+        answers, seconds = ask_all(served.url, prompts, config)
     rows = [{"prompt_sha256": sha(prompt), **asdict(answer)} for prompt, answer in zip(prompts, answers, strict=True)]
     about = {
         "target": without_folders(args.target), "max_tokens": args.max_tokens, "raw": args.raw,

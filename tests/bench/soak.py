@@ -205,7 +205,7 @@ def soak(args: argparse.Namespace, options: SoakOptions) -> dict[str, Any]:
     stopped, run = "", None
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         flags = server_flags(args.model, args.draft, Path(folder), args.flags)
-        served = Served(flags, ready_s=_READY_S)
+        served = Served(flags, ready_s=_READY_S, log=args.log)
         try:
             with served as server:
                 run = uvloop.run(Soak(server.url, options).run())
@@ -213,9 +213,6 @@ def soak(args: argparse.Namespace, options: SoakOptions) -> dict[str, Any]:
             if run is None:
                 raise
             stopped = str(error).splitlines()[0]
-        finally:
-            if args.log:
-                args.log.write_text("".join(served.lines), encoding="utf-8")
     parts, checks = windows(run.readings, options.windows), check_all(run, served.lines, stopped)
     print(table(parts, checks))
     about = {

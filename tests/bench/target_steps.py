@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import triton
 
-from memsvc.device.kernels import ahead, launch
 from tests.bench.ladder_geometry import LADDERS
 from tests.bench.target_bench import PROFILED, Bench
 from tests.bench.target_floors import MEANING
@@ -143,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
         for name, value in vars(args).items() if name not in ("json", "seconds")
     } | {
         "device_name": torch.cuda.get_device_name() if is_cuda else "cpu", "torch": torch.__version__,
-        "triton": triton.__version__, "overlap": launch.OVERLAP, "ahead_bytes": ahead.BYTES, "floor": MEANING, "profiled": PROFILED,
+        "triton": triton.__version__, "floor": MEANING, "profiled": PROFILED,
     }  # fmt: skip
     bench = run(args, config)
     for line in (*lines_of(bench.rows, "verify", VERIFY_COLUMNS), *lines_of(bench.rows, "prefill", PREFILL_COLUMNS)):

@@ -1,10 +1,8 @@
 """Settings to be compared in one run: named changes of module constants and of a step before it is captured.
 
-    overlap                              memsvc.device.kernels.launch.OVERLAP
-    ahead=BYTES                          memsvc.device.kernels.ahead.BYTES
-    attention-tile=BLOCK,WARPS,STAGES,PROGRAMS[,early]   of block attention
-    set=memsvc.some.module.NAME=VALUE    any module constant, VALUE a Python literal
-    overlap+ahead=1048576                several at a time
+    attention-tile=BLOCK,WARPS,STAGES,PROGRAMS   of block attention
+    set=memsvc.some.module.NAME=VALUE            any module constant, VALUE a Python literal
+    attention-tile=64,4,3,2+set=...              several at a time
 
 A new one is a function of its value, in KNOBS.
 """
@@ -17,13 +15,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from memsvc.device.kernels import launch
 from memsvc.device.kernels.attention_tiles import AttentionScratch, Tile, padded_rows
 from target_worker.cuda.verify_step import VerifyStep
 
 BASE = "base"
 """The name of no change at all."""
-_EARLY = ",early"
 
 
 class UnknownSettingError(ValueError):
@@ -76,16 +72,6 @@ def parse_variant(text: str) -> Variant:
     return Variant(text, tuple(settings))
 
 
-def _overlap(value: str) -> Setting:
-    if value:
-        raise UnknownSettingError("overlap takes no value")
-    return Setting(constants=((launch, "OVERLAP", True),))
-
-
-def _ahead(value: str) -> Setting:
-    return _constant(f"memsvc.device.kernels.ahead.BYTES={value}")
-
-
 def _constant(value: str) -> Setting:
     path, _, literal = value.partition("=")
     module_name, _, name = path.rpartition(".")
@@ -102,12 +88,12 @@ def _constant(value: str) -> Setting:
 
 def _attention_tile(value: str) -> Setting:
     try:
-        block, warps, stages, programs = (int(part) for part in value.removesuffix(_EARLY).split(","))
+        block, warps, stages, programs = (int(part) for part in value.split(","))
     except ValueError as error:
-        raise UnknownSettingError(f"attention-tile={value}: BLOCK,WARPS,STAGES,PROGRAMS[,early] are wanted") from error
+        raise UnknownSettingError(f"attention-tile={value}: BLOCK,WARPS,STAGES,PROGRAMS are wanted") from error
     if block < 16 or block & (block - 1) or warps not in (1, 2, 4, 8, 16) or min(stages, programs) < 1:
         raise UnknownSettingError(f"attention-tile={value}: no kernel is cut like this")
-    tile = Tile(block, warps, stages, programs, early_merge=value.endswith(_EARLY))
+    tile = Tile(block, warps, stages, programs)
     return Setting(on_verify=lambda step: _set_tile(step, tile))
 
 
@@ -126,8 +112,6 @@ def _set_tile(step: VerifyStep, tile: Tile) -> None:
 
 
 KNOBS: dict[str, Callable[[str], Setting]] = {
-    "overlap": _overlap,
-    "ahead": _ahead,
     "attention-tile": _attention_tile,
     "set": _constant,
 }

@@ -19,15 +19,15 @@ def block_case(num_rows: int, dim: int, tile: Tile, **changes: Any) -> tuple[Any
     constants = {
         "B": 8, "GROUP": num_rows // 8, "KV_HEADS": 8, "DIM": dim, "PADDED": dim, "ROWS": num_rows, "ROW_TILES": 1,
         "OWN": 16, "PLACES": 64, "PAGE": 16, "BLOCK": tile.block, "WINDOW": 0, "CAUSAL": False, "HAS_SINK": False,
-        "EARLY": tile.early_merge, "PRECISION": "tf32",
+        "PRECISION": "tf32",
     }  # fmt: skip
     return block_attention._attend_chunks, constants | changes, tile
 
 
 def cases() -> dict[str, tuple[Any, dict[str, Any], Tile]]:
     """Name -> kernel, constants and tile: entries of the tables, and every option once."""
-    everything = {"WINDOW": 2048, "CAUSAL": True, "HAS_SINK": True, "PLACES": 1, "EARLY": True}
-    merge = {"B": 9, "GROUP": 4, "KV_HEADS": 8, "DIM": 128, "PADDED": 128, "CHUNKS": 8, "EARLY": True}
+    everything = {"WINDOW": 2048, "CAUSAL": True, "HAS_SINK": True, "PLACES": 1}
+    merge = {"B": 9, "GROUP": 4, "KV_HEADS": 8, "DIM": 128, "PADDED": 128, "CHUNKS": 8}
     prefill = {
         "GROUP": 4, "KV_HEADS": 8, "DIM": 128, "PADDED": 128, "ROWS": 128, "PAGE": 16, "WINDOW": 0, "PRECISION": "tf32",
     }  # fmt: skip

@@ -20,22 +20,22 @@ MEAN_ACCEPTED = 4
 """Rows that a step moves a length by, about: where lengths stand after the last page edge."""
 
 
-def shapes_of(spec: LinearSpec) -> tuple[StateShape, RingShape]:
+def shapes_of(spec: LinearSpec, block_size: int = BLOCK) -> tuple[StateShape, RingShape]:
     """bfloat16"""
     state = StateShape(
         num_heads=spec.num_v_heads, k_dim=spec.k_dim, v_dim=spec.v_dim, conv_rows=spec.conv_kernel - 1,
         conv_dim=spec.conv_dim, dtype=torch.bfloat16,
     )  # fmt: skip
     ring = RingShape(
-        page_rows=ring_page_rows(PAGE, BLOCK), num_pages=RING_PAGES, num_heads=spec.num_v_heads,
+        page_rows=ring_page_rows(PAGE, block_size), num_pages=RING_PAGES, num_heads=spec.num_v_heads,
         conv_dim=spec.conv_dim, dtype=torch.bfloat16,
     )  # fmt: skip
     return state, ring
 
 
-def memory_of(spec: LinearSpec, num_slots: int, num_layers: int, device: str) -> DeltaMemory:
+def memory_of(spec: LinearSpec, num_slots: int, num_layers: int, device: str, block_size: int = BLOCK) -> DeltaMemory:
     """Zeros, but for page 0. The states of all slots stand at PAGE."""
-    state, ring = shapes_of(spec)
+    state, ring = shapes_of(spec, block_size)
     num, stride = num_slots * num_layers, -(-max(state.page_bytes, ring.page_bytes) // 256) * 256
     state_kind, ring_kind = (
         KindLayout(
@@ -59,7 +59,7 @@ def memory_of(spec: LinearSpec, num_slots: int, num_layers: int, device: str) ->
     return DeltaMemory(arena, (state_kind, state), (ring_kind, ring), tables, page_size=PAGE)
 
 
-def steady_rows(num_slots: int, device: str) -> BlockRows:
+def steady_rows(num_slots: int, device: str, block_size: int = BLOCK) -> BlockRows:
     """A place for each slot, with lengths as they are in the middle of long answers."""
     dice = random.Random(num_slots)
     lengths = [0] + [PAGE + dice.randrange(PAGE + MEAN_ACCEPTED) for _ in range(num_slots)]
@@ -67,7 +67,7 @@ def steady_rows(num_slots: int, device: str) -> BlockRows:
         members=torch.arange(1, num_slots + 1, dtype=torch.int32, device=device),
         lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
         done=torch.zeros(num_slots + 1, dtype=torch.int32, device=device),
-        block_size=BLOCK,
+        block_size=block_size,
     )
 
 

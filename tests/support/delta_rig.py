@@ -94,6 +94,16 @@ class Rig:
             self.arena, (self.kinds[0], self.shapes[0]), (self.kinds[1], self.shapes[1]), self.tables, page_size=PAGE
         )
 
+    @property
+    def tolerance(self) -> dict[str, float]:
+        """Of outputs and states, relative and absolute.
+
+        Float32 in another order of sums, but for 16-bit models on the tensor cores: they cut each factor to 11 bits, as
+        exact as such a model's numbers are. 0.004 was found with factors cut so, 0.05 and more where a row is wrong.
+        """
+        exact = self.dtype == torch.float32 or self.device == "cpu"
+        return {"rtol": 1e-4, "atol": 1e-4} if exact else {"rtol": 1e-2, "atol": 1e-2}
+
     def site(self, layer: int, **options: Any) -> DeltaSite:
         return DeltaSite(memory=self.memory, layer=layer, conv=self.conv, **options)
 
@@ -218,7 +228,7 @@ class Rig:
                 if self.edge(slot) > request.state_len:
                     page = self._ids([self.reference.table.state_out[slot, layer]])
                     got, kept = self.own.states.read(page), self.reference.states.read(page)
-                    assert torch.allclose(got, kept, rtol=1e-4, atol=1e-4), (slot, layer, (got - kept).abs().max())
+                    assert torch.allclose(got, kept, **self.tolerance), (slot, layer, (got - kept).abs().max())
                     want.states.write(page, got, self.reference.states.read_conv(page))
                     count += 1
         assert torch.equal(arena, self.arena), (arena != self.arena).nonzero()[:, 0].tolist()[:9]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from memsvc.core.manager import MemoryManager
 from memsvc.device.page_table import PageTables
+from memsvc.device.state_table import StateTable
 from memsvc.wire.base import Epoch, FinishReason, ReqId
 from memsvc.wire.mem import KindSpec
 from memsvc.wire.spec import ExchangeMap
@@ -12,11 +13,14 @@ from target_worker.config import TargetConfig
 from target_worker.cuda.executor import DeviceExecutor
 from target_worker.cuda.plan_drafting import PlanDrafting
 from target_worker.cuda.scheduler import Neighbours, PipelinedScheduler
+from target_worker.cuda.state_book import StateBook
 from target_worker.draft_peer import DraftContract
 from target_worker.mem_link import MemLink
 from target_worker.req import Phase, Req
+from target_worker.state_link import StateLink
 from target_worker.width import Width, make_width
 from tests.support.toy_device import ToyDevice, ToyLane
+from tests.support.toy_device_states import ToyDeviceStates
 from tests.support.toy_plan_draft import ToyPlanDraft, ToyPlanLink, ToyRpc
 from tests.support.toy_server import (
     DRAFT_PAGE_BYTES,
@@ -28,6 +32,7 @@ from tests.support.toy_server import (
     continuation,
     pool_config,
 )
+from tests.support.toy_states import NUM_LAYERS, toy_kinds
 from tests.support.toy_watch import PoolWatch
 from tests.support.toy_work import ToyWork
 
@@ -53,10 +58,10 @@ class PipelinedEngine(ToyServer):
     def __init__(
         self, *, num_frames: int, page_size: int = 4, k: int = 0, max_running: int = 4, max_prefill: int = 16,
         wrong_every: int = 3, manager: MemoryManager | None = None, engine: str = "toy", width: Width | None = None,
-        window: int = 0, seed: int = 0,
+        window: int = 0, seed: int = 0, recurrent: bool = False,
     ) -> None:  # fmt: skip
         """seed: 0 runs the device as late as possible, others at random as early as possible. As ToyEngine besides."""
-        kinds = [KindSpec("target_kv", TARGET_PAGE_BYTES, page_size)]
+        kinds = [KindSpec("target_kv", TARGET_PAGE_BYTES, page_size), *(toy_kinds() if recurrent else [])]
         if k:
             kinds.append(KindSpec("draft_kv", DRAFT_PAGE_BYTES, page_size, window=window))
         self.manager = manager or MemoryManager(pool_config(kinds, page_size, num_frames))
@@ -67,11 +72,15 @@ class PipelinedEngine(ToyServer):
         )  # fmt: skip
         rng = random.Random(seed) if seed else None
         tables = PageTables(max_reqs=max_running, max_pages=MAX_PAGES, page_size=page_size)
-        mem = MemLink(client, client.registered.layout, tables)
+        watch = PoolWatch(self.manager)
+        table = StateTable(max_reqs=max_running, num_layers=NUM_LAYERS) if recurrent else None
+        self.states = ToyDeviceStates(table, page_size, 1 + k, watch) if table else None
+        link = StateLink(client.registered.layout, table, lambda reqs: self.scheduler.catch_up(reqs)) if table else None
+        mem = MemLink(client, client.registered.layout, tables, link)
         places = 1 << (max_running - 1).bit_length()
-        self.device = ToyDevice(max_running, places * (1 + k) + max_prefill, PoolWatch(self.manager), rng)
-        self.work = ToyWork(self.device, tables, 1 + k, self._req_of)
-        self.executor = DeviceExecutor(self.work, (EOS,))
+        self.device = ToyDevice(max_running, places * (1 + k) + max_prefill, watch, rng)
+        self.work = ToyWork(self.device, tables, 1 + k, self._req_of, self.states)
+        self.executor = DeviceExecutor(self.work, (EOS,), StateBook(table, page_size) if table else None)
         self.lane = ToyLane(self.device)
         self.text = CheckedText(lambda rid: self._answers[rid])
         self._answers: dict[ReqId, list[int]] = {}

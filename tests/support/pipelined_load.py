@@ -23,6 +23,7 @@ class Load:
     demands: float = 0.0
     """Chance of each Step to have a request demanded back, as for another engine."""
     is_late: bool = True
+    recurrent: bool = False
 
     def run(self) -> PipelinedEngine:
         """The engine, after everything that must hold at the end was asserted."""
@@ -49,10 +50,10 @@ class Load:
     def _engine(self, rng: random.Random) -> PipelinedEngine:
         k = rng.choice([0, 1, 3, 7, 7])
         engine = PipelinedEngine(
-            num_frames=rng.choice([18, 26, 40, 90]), k=k, max_running=rng.choice([2, 6]),
+            num_frames=rng.choice([26, 34, 50, 100] if self.recurrent else [18, 26, 40, 90]), k=k, max_running=rng.choice([2, 6]),
             wrong_every=rng.choice([0, 2, 5]), max_prefill=rng.choice([4, 16, 40]), window=rng.choice([0, 0, 4, 16]),
             width=Forced(lambda _step: rng.choice([0, 0, 1, 3, 7])) if k == 7 and rng.random() < 0.6 else None,
-            seed=0 if self.is_late else self.seed + 1,
+            seed=0 if self.is_late else self.seed + 1, recurrent=self.recurrent,
         )  # fmt: skip
         engine.device.on_look = lambda: self._look(rng, engine)
         finish = engine.client.finish_step

@@ -19,6 +19,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from launch.child import die_with
+
 READY_S = 120.0
 REQUEST_S = 300.0
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -47,6 +49,8 @@ class Served:
     """It is given up if it does not serve by then."""
     ends_with: int = 0
     """Exit status at the end of the block."""
+    log: Path | None = None
+    """Gets every line when it comes, so that it is there whatever ends this process."""
     url: str = ""
     start_s: float = 0.0
     lines: list[str] = field(default_factory=list)
@@ -56,7 +60,7 @@ class Served:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", self.module, "--port", "0", *self.flags]
-        started = time.monotonic()
+        started, parent = time.monotonic(), os.getpid()
         self._process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -64,6 +68,8 @@ class Served:
             text=True,
             env=os.environ | self.env,
             start_new_session=True,
+            # A killed bench would leave a server behind, with all memory of a device.
+            preexec_fn=lambda: die_with(parent),
         )
         ready: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, args=(ready,), daemon=True)
@@ -83,9 +89,10 @@ class Served:
     def _read(self, ready: queue.Queue[str]) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        with self._process.stdout as stdout:
+        with self._process.stdout as stdout, open(self.log or os.devnull, "w", encoding="utf-8", buffering=1) as log:
             for line in stdout:
                 self.lines.append(line)
+                log.write(line)
                 if line.startswith("ready "):
                     ready.put(line.split()[1])
         ready.put("")

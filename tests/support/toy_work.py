@@ -11,6 +11,7 @@ from target_worker.cuda.executor import Wait
 from target_worker.cuda.order import Chunk, Order
 from target_worker.req import Req
 from tests.support.toy_device import CLOSED, RUNNING, STOPPED, TARGET, ToyDevice, ToySlot
+from tests.support.toy_device_states import ToyDeviceStates
 from tests.support.toy_server import EOS, next_token
 
 
@@ -66,8 +67,16 @@ class ToyResults:
 class ToyWork:
     """See StepWork. A block has block_size rows on the device, however many of its drafts count."""
 
-    def __init__(self, device: ToyDevice, tables: PageTables, block_size: int, req_of: Callable[[int], Req]) -> None:
-        """req_of: the request in a slot, as the host has it."""
+    def __init__(
+        self,
+        device: ToyDevice,
+        tables: PageTables,
+        block_size: int,
+        req_of: Callable[[int], Req],
+        states: ToyDeviceStates | None = None,
+    ) -> None:
+        """req_of: the request in a slot, as the host has it. states: of a hybrid target."""
+        self._states = states
         self._device = device
         self._tables = tables
         self._block_size = block_size
@@ -83,7 +92,7 @@ class ToyWork:
         results = ToyResults(self._device)
         self._unread = [*[other for other in self._unread if not other.is_over], results]
         assert len(self._unread) <= 2, "three steps are out"
-        changes = self.writer.take()
+        changes = [*self.writer.take(), *([self._states.take()] if self._states else [])]
         rows = {row: self._tables.table[row].numpy().copy() for row in self._tables.take_changed()}
         self._device.put(TARGET, lambda: self._begin(order, changes, rows))
         self._device.put(TARGET, lambda: self._blocks(order.members, results))
@@ -97,6 +106,15 @@ class ToyWork:
         hand_over()
         self._device.put(TARGET, lambda: setattr(results, "is_over", True))
         return results
+
+    def catch_up(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        assert self._states is not None
+        states, texts = (
+            self._states,
+            [self._req_of(slot).tokens[:end] for slot, end in zip(slots, lengths, strict=True)],
+        )
+        self._device.put(TARGET, states.take())
+        self._device.put(TARGET, lambda: states.catch_up(slots, texts))
 
     def mark(self) -> Callable[[], bool]:
         results = ToyResults(self._device)
@@ -137,6 +155,8 @@ class ToyWork:
             device.write("target_kv", page, offset, token)
             device.exchange[first_row + row] = token
         self._context(device.table, index, text[:-1])
+        if self._states is not None:
+            self._states.block(index, text[:-1], block)
         emitted: list[int] = []
         num_left = slot.max_tokens - slot.n_out
         for row in range(slot.num_drafts + 1):
@@ -166,6 +186,8 @@ class ToyWork:
         assert first_row + len(tokens) <= len(device.exchange) or not device.exchange
         device.exchange[first_row : first_row + len(tokens)] = tokens
         self._context(table, chunk.slot, text[: chunk.start])
+        if self._states is not None:
+            self._states.chunk(chunk.slot, text, chunk.start, len(tokens))
         if chunk.is_last:
             slot = device.slots[chunk.slot]
             assert slot.done != CLOSED

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memsvc.device.kernels.launch import launch_serial, padded
+from memsvc.device.kernels.launch import launch, padded
 from memsvc.device.kernels.noise import decision
 from memsvc.device.kernels.row_tiles import INT_MAX
 from memsvc.device.kernels.slot_fields import (
@@ -146,7 +146,7 @@ def accept(
     operands = SlotOperands.of(slots)
     # Of 2^32 equally likely words so many make one draft more: exact, where a fraction in float32 is not.
     limit = ceil((simulate - int(simulate)) * 2.0**32 - 0.5)
-    launch_serial(
+    launch(
         accept_block, (num_places,), 1, tokens, members, operands.words, operands.counts, results, int(simulate) - 1,
         limit, feature_base or 0, EMITTED_AT=slots.layout.emitted_at // 4,
         EMITTED_WIDTH=slots.layout.block_size, ROWS=rows, ROWS_PAD=max(2, padded(rows)),

@@ -24,8 +24,6 @@ class Tile:
     """Tiles of keys and values in its shared memory; all but one of them are on their way at a time."""
     programs: int = 2
     """Programs a multiprocessor for which the context is cut: more balance better and add up more."""
-    early_merge: bool = False
-    """The second kernel is launched before the first has ended, and waits on the device (Hopper and newer)."""
 
 
 TILES = {
@@ -36,13 +34,16 @@ TILES = {
     (32, 128): Tile(64, 4, 3, programs=2),
     (32, 256): Tile(32, 4, 3, programs=2),
     (64, 64): Tile(128, 4, 3, programs=2),
-    (64, 128): Tile(64, 4, 3, programs=2),
+    (64, 128): Tile(64, 4, 3, programs=1),
     (64, 256): Tile(32, 8, 3, programs=2),
     (128, 64): Tile(128, 8, 3, programs=2),
     (128, 128): Tile(64, 8, 3, programs=2),
     (128, 256): Tile(32, 8, 3, programs=2),
 }
-"""(rows of a program, head_dim) -> tile, for 16-bit keys. Smaller sizes take the next larger entry."""
+"""(rows of a program, head_dim) -> tile, for 16-bit keys. Smaller sizes take the next larger entry.
+
+(64, 128) is measured: docs/benchmarks/attention-h200.json.
+"""
 
 _WIDE = Tile(16, 8, 2)
 """For float32 keys, and for head_dim above 256."""
@@ -129,5 +130,6 @@ class AttentionScratch:
         units: programs a chunk (key-value heads, and tiles of their rows). max_tiles: of the longest context allowed.
         Fixed when a graph is captured; how the parts lie is decided by the lengths when it runs.
         """
-        wanted = -(-self._num_multiprocessors * tile.programs // units)
+        # Not rounded up: of as many parts as requests each request is one, and there is nothing to add up.
+        wanted = self._num_multiprocessors * tile.programs // units
         return max(1, min(wanted, num_places * (max_tiles + 1), self.num_chunks - num_places + 1))

@@ -118,12 +118,9 @@ def _attend_chunks(
     scale, num_places, num_splits,
     B: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     ROWS: tl.constexpr, ROW_TILES: tl.constexpr, OWN: tl.constexpr, PLACES: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr, HAS_SINK: tl.constexpr, EARLY: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr, HAS_SINK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program attends ROWS rows of a key-value head over one chunk of one place's tiles."""
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
     # Heads next to each other in time: together they read whole rows of a page.
     head, rows = tl.program_id(0) // ROW_TILES, tl.program_id(0) % ROW_TILES * ROWS + tl.arange(0, ROWS)
     slot = tl.program_id(1)
@@ -201,12 +198,10 @@ def _merge_row(partial, tops, totals, out, row, head, place, first_slot, num_chu
 def _merge_chunks(
     partial, tops, totals, plan, out, rows_each,
     B: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-    CHUNKS: tl.constexpr, EARLY: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """A program adds up some rows of one head of one place."""
     head, place = tl.program_id(1), tl.program_id(2)
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
     first_slot, num_chunks = tl.load(plan + 2 * place), tl.load(plan + 2 * place + 1)
     if num_chunks == 1:
         return
@@ -250,7 +245,7 @@ def block_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     shape = {
         "B": block_size, "GROUP": num_heads // num_kv_heads, "KV_HEADS": num_kv_heads, "DIM": dim,
-        "PADDED": max(16, triton.next_power_of_2(dim)), "EARLY": tile.early_merge,
+        "PADDED": max(16, triton.next_power_of_2(dim)),
     }  # fmt: skip
     found = (scratch.partial, scratch.tops, scratch.totals, scratch.plan)
     _attend_chunks[(num_kv_heads * row_tiles, num_splits + n - 1)](
@@ -265,11 +260,10 @@ def block_attention(
     )  # fmt: skip
     # With one split no place has two chunks.
     if num_splits > 1:
-        launch = {"launch_pdl": True} if tile.early_merge else {}
         # Few rows: a program each. Many: most places have one chunk, and their programs only find that out.
         rows_each = min(num_rows, 1 + n * num_heads * block_size // _MERGE_PROGRAMS)
         grid = (-(-num_rows // rows_each), num_kv_heads, n)
-        _merge_chunks[grid](*found, out, rows_each, CHUNKS=_MERGE_CHUNKS, num_warps=1, **shape, **launch)
+        _merge_chunks[grid](*found, out, rows_each, CHUNKS=_MERGE_CHUNKS, num_warps=1, **shape)
     return out
 
 

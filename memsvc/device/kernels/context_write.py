@@ -1,6 +1,7 @@
 """Keys and values into their pages: a block's own, or those of all layers that features give. One launch."""
 
 # pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from dataclasses import dataclass
 
@@ -9,11 +10,12 @@ import triton
 import triton.language as tl
 
 from memsvc.device.kernels.heads import half_sizes, load_part, store_part, turn_heads
-from memsvc.device.kernels.launch import cut, launch, padded, wait_for_inputs
-from memsvc.device.kernels.places import Rows, find_page, find_row, row_arguments
+from memsvc.device.kernels.launch import cut, launch, padded
+from memsvc.device.kernels.places import Rows, TokenRows, find_page, find_row, row_arguments
 from memsvc.device.kv_pool import KvPool
 from memsvc.device.layers import RMSNorm, Rotary
 
+_PAGE_STRIDES = ("page_stride", "layer_stride", "half_stride", "token_stride")
 ELEMENTS, WARPS = 1024, 2
 """Of one program: elements of K and as many of V, padded, and warps."""
 
@@ -56,10 +58,9 @@ class ContextSpec:
 def _write_block(k, v, k_pages, v_pages, positions, members, done, page_table, slots, k_stride, v_stride,
                  table_stride, table_width, page_stride, token_stride, page_head_stride, B: tl.constexpr,
                  PAGE: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-                 CHUNK: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
+                 CHUNK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0)
     head, dims = tl.arange(0, CHUNK) + tl.program_id(1) * CHUNK, tl.arange(0, D_PAD)
-    wait_for_inputs(OVERLAP)
     if slots is not None:
         slot = tl.load(slots + row).to(tl.int64)
         page, offset = slot // PAGE, slot % PAGE
@@ -75,21 +76,34 @@ def _write_block(k, v, k_pages, v_pages, positions, members, done, page_table, s
 
 
 @triton.jit
-def _write_context(kv, pages, frequencies, k_weight, members, positions, num_rows, page_table, eps, rope_scale,
-                   value_scale, table_stride, table_width, page_stride, layer_stride, half_stride, token_stride,
-                   FROM_END: tl.constexpr, B: tl.constexpr, PAGE: tl.constexpr, L: tl.constexpr, KV: tl.constexpr,
-                   D: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr, REST_PAD: tl.constexpr,
-                   D_PAD: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
-    row, layer = tl.program_id(0), tl.program_id(1)
-    wait_for_inputs(OVERLAP)
-    member = tl.load(members + row // B)
-    count, step = tl.load(num_rows + member), row % B
-    if step < count:
+def _context_place(row, slots, positions, members, num_rows, page_table, table_stride, table_width,
+                   FROM_END: tl.constexpr, B: tl.constexpr, PAGE: tl.constexpr):  # fmt: skip
+    """(is a token, its position, page, offset) of a row; slots as in TokenRows, else members as in ContextRows."""
+    if slots is not None:
+        slot = tl.load(slots + row).to(tl.int64)
+        return True, tl.load(positions + row).to(tl.int32), slot // PAGE, slot % PAGE
+    else:
+        member = tl.load(members + row // B)
+        count, step = tl.load(num_rows + member), row % B
         first = tl.load(positions + member)
         if FROM_END:
             first -= count
         position = (first + step).to(tl.int32)
         page, offset = find_page(position, member, None, page_table, table_stride, table_width, PAGE)
+        return step < count, position, page, offset
+
+
+@triton.jit
+def _write_context(kv, pages, frequencies, k_weight, slots, members, positions, num_rows, page_table, eps, rope_scale,
+                   value_scale, table_stride, table_width, page_stride, layer_stride, half_stride, token_stride,
+                   FROM_END: tl.constexpr, B: tl.constexpr, PAGE: tl.constexpr, L: tl.constexpr, KV: tl.constexpr,
+                   D: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr, REST_PAD: tl.constexpr,
+                   D_PAD: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    row, layer = tl.program_id(0), tl.program_id(1)
+    is_token, position, page, offset = _context_place(
+        row, slots, positions, members, num_rows, page_table, table_stride, table_width, FROM_END, B, PAGE
+    )
+    if is_token:
         target = pages + page * page_stride + offset * token_stride + layer.to(tl.int64) * layer_stride
         source = kv + (row.to(tl.int64) * L + layer) * (2 * KV * D)
         head, dims = tl.arange(0, CHUNK) + tl.program_id(2) * CHUNK, tl.arange(0, D_PAD)
@@ -116,24 +130,42 @@ def write_block_kv(k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pa
     )  # fmt: skip
 
 
-def write_context_kv(kv: torch.Tensor, spec: ContextSpec, pool: KvPool, rows: ContextRows) -> None:
+def write_context_kv(kv: torch.Tensor, spec: ContextSpec, pool: KvPool, rows: ContextRows | TokenRows) -> None:
     """K normed and turned, and V scaled, of all layers, into the pool's pages: what DraftModel.context computes.
 
-    kv: raw projections [N * B, L, 2 (K, V), KV, d], contiguous. Only rows that are tokens are written.
+    kv: raw projections [n, L, 2 (K, V), KV, d], contiguous, of N * B rows or of tokens. Only tokens are written.
     """
     n, num_layers, _, kv_heads, d = kv.shape
     assert kv.is_contiguous(), f"strides {kv.stride()}"
-    assert n == len(rows.members) * rows.block_size, f"{n} rows for {len(rows.members)} places of {rows.block_size}"
-    positions = rows.ends if rows.starts is None else rows.starts
-    if positions is None:
-        raise ValueError("ContextRows needs starts or ends")
     pages = pool.pages
     width = padded(d)
     chunk = max(1, min(padded(kv_heads), ELEMENTS // width))
     launch(
         _write_context, (n, num_layers, cut(kv_heads, chunk)), WARPS, kv, pages, spec.rotary.frequencies,
-        spec.k_norm.weight, rows.members, positions, rows.num_rows, rows.page_table, spec.k_norm.eps,
-        spec.rotary.scale, spec.value_scale, rows.page_table.stride(0), rows.page_table.shape[1],
-        *pages.stride()[:4], FROM_END=rows.starts is None, B=rows.block_size, PAGE=pool.page_size, L=num_layers,
-        KV=kv_heads, **half_sizes(spec.rotary.rotary_dim, d), D_PAD=width, CHUNK=chunk,
+        spec.k_norm.weight, eps=spec.k_norm.eps, rope_scale=spec.rotary.scale, value_scale=spec.value_scale,
+        **_context_arguments(rows, n), **dict(zip(_PAGE_STRIDES, pages.stride()[:4], strict=True)),
+        PAGE=pool.page_size, L=num_layers, KV=kv_heads, **half_sizes(spec.rotary.rotary_dim, d), D_PAD=width,
+        CHUNK=chunk,
     )  # fmt: skip
+
+
+def _context_arguments(rows: ContextRows | TokenRows, num_rows: int) -> dict[str, object]:
+    """Where rows stand, as _context_place reads it. Raises ValueError if they do not say."""
+    if isinstance(rows, TokenRows):
+        assert rows.num_rows == num_rows, f"{num_rows} rows stand at {rows.num_rows} places"
+        if rows.slots is None:
+            raise ValueError("rows go to pages, but TokenRows has no slots")
+        return {
+            "slots": rows.slots, "positions": rows.positions, "members": None, "num_rows": None, "page_table": None,
+            "table_stride": 0, "table_width": 0, "FROM_END": False, "B": 1,
+        }  # fmt: skip
+    num_places = len(rows.members)
+    assert num_rows == num_places * rows.block_size, f"{num_rows} rows for {num_places} places of {rows.block_size}"
+    positions, table = rows.ends if rows.starts is None else rows.starts, rows.page_table
+    if positions is None:
+        raise ValueError("ContextRows needs starts or ends")
+    return {
+        "slots": None, "positions": positions, "members": rows.members, "num_rows": rows.num_rows, "page_table": table,
+        "table_stride": table.stride(0), "table_width": table.shape[1], "FROM_END": rows.starts is None,
+        "B": rows.block_size,
+    }  # fmt: skip

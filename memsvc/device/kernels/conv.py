@@ -12,9 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memsvc.device.kernels import ahead as fetching
-from memsvc.device.kernels.ahead import fetch_ahead
-from memsvc.device.kernels.launch import cut, launch, padded, wait_for_inputs
+from memsvc.device.kernels.launch import cut, launch, padded
 from memsvc.device.kernels.norm import MAX_WIDTH, rounded, scaled_norm
 from memsvc.device.layers import RMSNorm
 
@@ -69,12 +67,10 @@ def _convolve(x, base, dynamic, row, step, groups, SIDE: tl.constexpr, S: tl.con
 
 
 @triton.jit
-def _conv(x, base, dynamic, out, ahead, ahead_bytes, SIDE: tl.constexpr, B: tl.constexpr, S: tl.constexpr, G: tl.constexpr,
-          GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
-    fetch_ahead(ahead, ahead_bytes)
+def _conv(x, base, dynamic, out, SIDE: tl.constexpr, B: tl.constexpr, S: tl.constexpr, G: tl.constexpr,
+          GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     step, row = tl.program_id(0) % B, tl.program_id(0).to(tl.int64)
     groups, lanes = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK), tl.arange(0, GROUP_PAD)
-    wait_for_inputs(OVERLAP)
     value = _convolve(x, base, dynamic, row, step, groups, SIDE, S, G, GROUP, GROUP_PAD)
     seen = (groups < G)[:, None] & (lanes < GROUP)[None, :]
     at = row * (G * GROUP) + groups[:, None] * GROUP + lanes[None, :]
@@ -82,10 +78,8 @@ def _conv(x, base, dynamic, out, ahead, ahead_bytes, SIDE: tl.constexpr, B: tl.c
 
 
 @triton.jit
-def _conv_add_norm(x, base, dynamic, residual, weight, out, eps, ahead, ahead_bytes, SKIP: tl.constexpr, B: tl.constexpr,
-                   S: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
-                   CHUNK: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
-    fetch_ahead(ahead, ahead_bytes)
+def _conv_add_norm(x, base, dynamic, residual, weight, out, eps, SKIP: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
+                   G: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     WIDTH: tl.constexpr = G * GROUP
     step = tl.program_id(0) % (B - SKIP) + SKIP
     row = (tl.program_id(0) // (B - SKIP) * B + step).to(tl.int64)
@@ -93,7 +87,6 @@ def _conv_add_norm(x, base, dynamic, residual, weight, out, eps, ahead, ahead_by
     seen = (groups < G)[:, None] & (lanes < GROUP)[None, :]
     at = groups[:, None] * GROUP + lanes[None, :]
     scale = tl.load(weight + at, mask=seen, other=0.0).to(tl.float32)
-    wait_for_inputs(OVERLAP)
     value = _convolve(x, base, dynamic, row, step, groups, 1, S, G, GROUP, GROUP_PAD)
     value += tl.load(residual + row * WIDTH + at, mask=seen, other=0.0).to(tl.float32)
     value = rounded(value, residual)
@@ -104,12 +97,9 @@ def _conv_add_norm(x, base, dynamic, residual, weight, out, eps, ahead, ahead_by
     tl.store(out + out_row + at, value.to(out.dtype.element_ty), mask=seen)
 
 
-def conv_prepare(u: torch.Tensor, taps: ConvTaps, ahead: torch.Tensor | None = None) -> torch.Tensor:
-    """The sublayer's input u [N * B, H] convolved: LocalConv.prepare, without its taps.
-
-    ahead: the weight that is multiplied next (kernels.ahead).
-    """
-    return _launch(u, taps, 0, ahead)
+def conv_prepare(u: torch.Tensor, taps: ConvTaps) -> torch.Tensor:
+    """The sublayer's input u [N * B, H] convolved: LocalConv.prepare, without its taps."""
+    return _launch(u, taps, 0)
 
 
 def conv_finish(y: torch.Tensor, taps: ConvTaps) -> torch.Tensor:
@@ -118,18 +108,12 @@ def conv_finish(y: torch.Tensor, taps: ConvTaps) -> torch.Tensor:
 
 
 def conv_finish_add_rms_norm(
-    y: torch.Tensor,
-    taps: ConvTaps,
-    residual: torch.Tensor,
-    norm: RMSNorm,
-    skip: int = 0,
-    ahead: torch.Tensor | None = None,
+    y: torch.Tensor, taps: ConvTaps, residual: torch.Tensor, norm: RMSNorm, skip: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """conv_finish, then the residual sum and its plain norm: (normed, residual), as norm.add_rms_norm has them.
 
     skip: the first rows of each block which are left out; normed is then [N * (B - skip), H] of the others, and the
-    residual of those left out stays as it was. For the last norm, where row 0 wants no logits. ahead: as in
-    conv_prepare.
+    residual of those left out stays as it was. For the last norm, where row 0 wants no logits.
     """
     sizes = taps.sizes
     width = _check(y, taps)
@@ -143,20 +127,18 @@ def conv_finish_add_rms_norm(
         raise ValueError(f"{sizes['G']} groups of {sizes['GROUP']} channels, padded, are more than {MAX_WIDTH}")
     launch(
         _conv_add_norm, (num_rows,), ROW_WARPS[max(held, min(ROW_WARPS))], y, taps.base, taps.dynamic, residual,
-        norm.weight, out, norm.eps, *fetching.operands(ahead), SKIP=skip, **sizes, CHUNK=chunk,
+        norm.weight, out, norm.eps, SKIP=skip, **sizes, CHUNK=chunk,
     )  # fmt: skip
     return out, residual
 
 
-def _launch(x: torch.Tensor, taps: ConvTaps, side: int, ahead: torch.Tensor | None = None) -> torch.Tensor:
+def _launch(x: torch.Tensor, taps: ConvTaps, side: int) -> torch.Tensor:
     _check(x, taps)
     sizes = taps.sizes
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     chunk = max(1, min(padded(sizes["G"]), ELEMENTS // sizes["GROUP_PAD"]))
     grid = len(x), cut(sizes["G"], chunk)
-    launch(
-        _conv, grid, WARPS, x, taps.base, taps.dynamic, out, *fetching.operands(ahead), SIDE=side, **sizes, CHUNK=chunk
-    )
+    launch(_conv, grid, WARPS, x, taps.base, taps.dynamic, out, SIDE=side, **sizes, CHUNK=chunk)
     return out
 
 

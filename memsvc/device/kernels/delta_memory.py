@@ -12,6 +12,7 @@ before the previous block, so L - s < page_size + B.
 """
 
 # pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memsvc.device.kernels.launch import launch, padded, wait_for_inputs
+from memsvc.device.kernels.launch import launch, padded
 from memsvc.device.kernels.places import BlockRows
 from memsvc.device.page_view import check_req_kind, page_view
 from memsvc.device.ring_pool import RingShape
@@ -104,35 +105,51 @@ class DeltaMemory:
 
 @triton.jit
 def find_states(member, lengths, state_len, done, PAGE: tl.constexpr):
-    """(is live, s, L, w) of a slot, see above. Of slot 0 and of a slot that is done nothing may be read or written."""
+    """(is live, s, L, w) of a slot, see above. Of slot 0 and of a slot that is done no page may be read or written.
+
+    Loads that do not wait for each other.
+    """
     live = member != 0
+    length = tl.load(lengths + member)
+    first = tl.load(state_len + member)
     if done is not None:
         live = live & (tl.load(done + member) == 0)
-    length = tl.load(lengths + member, mask=live, other=0)
-    return live, tl.load(state_len + member, mask=live, other=0), length, length // PAGE * PAGE
+    return live, first, length, length // PAGE * PAGE
 
 
 @triton.jit
-def find_ring_row(position, pages, PAGE_ROWS: tl.constexpr, RING_PAGES: tl.constexpr):
-    """(page id int64, row of the page) of a position; pages: address of the ring's page ids."""
+def load_ring(pages, RING_PAGES: tl.constexpr):
+    """Ids int64 of a ring's pages, a tuple; pages: where they begin."""
+    ids = (tl.load(pages).to(tl.int64),)
+    for i in tl.static_range(1, RING_PAGES):
+        ids += (tl.load(pages + i).to(tl.int64),)
+    return ids
+
+
+@triton.jit
+def find_ring_row(position, ids, PAGE_ROWS: tl.constexpr, RING_PAGES: tl.constexpr):
+    """(page id int64, row of the page) of positions >= 0; ids as load_ring has them."""
     row = position % (PAGE_ROWS * RING_PAGES)
-    return tl.load(pages + row // PAGE_ROWS).to(tl.int64), row % PAGE_ROWS
+    page = ids[0]
+    for i in tl.static_range(1, RING_PAGES):
+        page = tl.where(row >= i * PAGE_ROWS, ids[i], page)
+    return page, row % PAGE_ROWS
 
 
 @triton.jit
 def _move_inputs(conv_rows, ring_raw, members, lengths, done, state_len, state_in, state_out, ring, ring_stride,
                  conv_stride, LAYERS: tl.constexpr, PAGE: tl.constexpr, CONV: tl.constexpr, KERNEL: tl.constexpr,
-                 PAGE_ROWS: tl.constexpr, RING_PAGES: tl.constexpr, COPY: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
+                 PAGE_ROWS: tl.constexpr, RING_PAGES: tl.constexpr, COPY: tl.constexpr):  # fmt: skip
     """For a place and a layer."""
-    wait_for_inputs(OVERLAP)
     member = tl.load(members + tl.program_id(1)).to(tl.int64)
     live, first, _, edge = find_states(member, lengths, state_len, done, PAGE)
     if live & (edge > first):
         at = member * LAYERS + tl.program_id(0)
         page = tl.load(state_out + at)
         to = conv_rows + page.to(tl.int64) * conv_stride
+        ids = load_ring(ring + at * RING_PAGES, RING_PAGES)
         for i in tl.static_range(KERNEL - 1):
-            ring_page, row = find_ring_row(edge - (KERNEL - 1) + i, ring + at * RING_PAGES, PAGE_ROWS, RING_PAGES)
+            ring_page, row = find_ring_row(edge - (KERNEL - 1) + i, ids, PAGE_ROWS, RING_PAGES)
             source = ring_raw + ring_page * ring_stride + row * CONV
             for begin in range(0, CONV, COPY):
                 cols = begin + tl.arange(0, COPY)
@@ -141,8 +158,7 @@ def _move_inputs(conv_rows, ring_raw, members, lengths, done, state_len, state_i
 
 
 @triton.jit
-def _move_lengths(members, lengths, done, state_len, PAGE: tl.constexpr, OVERLAP: tl.constexpr):
-    wait_for_inputs(OVERLAP)
+def _move_lengths(members, lengths, done, state_len, PAGE: tl.constexpr):
     member = tl.load(members + tl.program_id(0)).to(tl.int64)
     live, first, _, edge = find_states(member, lengths, state_len, done, PAGE)
     if live & (edge > first):

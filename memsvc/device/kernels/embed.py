@@ -6,9 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memsvc.device.kernels import ahead as fetching
-from memsvc.device.kernels.ahead import fetch_ahead
-from memsvc.device.kernels.launch import cut, launch, padded, wait_for_inputs
+from memsvc.device.kernels.launch import cut, launch, padded
 
 BLOCK, WARPS = 2048, 4
 """Columns of one program at most, and warps."""
@@ -16,11 +14,10 @@ BLOCK, WARPS = 2048, 4
 
 @triton.jit
 def _embed(anchors, drafts, members, embedding, mask_row, out, scale, vocab, row_stride, drafts_stride,
-           B: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
+           B: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row, step = tl.program_id(0), tl.program_id(0) % B
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     seen = cols < WIDTH
-    wait_for_inputs(OVERLAP)
     member = tl.load(members + row // B)
     token = tl.load(anchors + member).to(tl.int64)
     if drafts is not None:
@@ -38,15 +35,13 @@ def _embed(anchors, drafts, members, embedding, mask_row, out, scale, vocab, row
 
 
 @triton.jit
-def _gather(out, source, members, first_rows, counts, source_stride, place_stride, ahead, ahead_bytes,
-            SKIP: tl.constexpr, B: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
-    fetch_ahead(ahead, ahead_bytes)
+def _gather(out, source, members, first_rows, counts, source_stride, place_stride,
+            SKIP: tl.constexpr, B: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place, step = row // B, row % B
     seen = cols < WIDTH
     wanted = seen
-    wait_for_inputs(OVERLAP)
     if members is not None:
         member = tl.load(members + place)
         wanted = seen & (step < tl.load(counts + member))
@@ -93,7 +88,7 @@ def gather_rows(x: torch.Tensor, skip: int = 0) -> torch.Tensor:
     out = torch.empty((n * (block_size - skip), width), dtype=x.dtype, device=x.device)
     assert x.stride(2) == 1, f"strides {x.stride()}: rows are not contiguous"
     sizes = {"SKIP": skip, "B": block_size - skip, "WIDTH": width}
-    _launch_gather((x, None, None, None, x.stride(1), x.stride(0), None, 0), out, sizes)
+    _launch_gather((x, None, None, None, x.stride(1), x.stride(0)), out, sizes)
     return out
 
 
@@ -103,18 +98,15 @@ def gather_features(
     first_rows: torch.Tensor,
     num_rows: torch.Tensor,
     block_size: int,
-    ahead: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[N * B, width]: row j of place i is exchange row first_rows[m] + j, m = members[i]; zeros from num_rows[m] on.
 
-    exchange [rows, width]; the others int32, [N] and [num_slots + 1]. ahead: the weight that is multiplied next
-    (kernels.ahead).
+    exchange [rows, width]; the others int32, [N] and [num_slots + 1].
     """
     out = torch.empty((len(members) * block_size, exchange.shape[1]), dtype=exchange.dtype, device=exchange.device)
     assert exchange.stride(1) == 1, f"strides {exchange.stride()}: rows are not contiguous"
     sizes = {"SKIP": 0, "B": block_size, "WIDTH": exchange.shape[1]}
-    operands = exchange, members, first_rows, num_rows, exchange.stride(0), 0, *fetching.operands(ahead)
-    _launch_gather(operands, out, sizes)
+    _launch_gather((exchange, members, first_rows, num_rows, exchange.stride(0), 0), out, sizes)
     return out
 
 

@@ -1,6 +1,7 @@
 """Heads between their projection and attention: norm of q and k, rotation, and k and v into pages. One launch."""
 
 # pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from dataclasses import dataclass
 
@@ -8,9 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memsvc.device.kernels import ahead as fetching
-from memsvc.device.kernels.ahead import fetch_ahead
-from memsvc.device.kernels.launch import cut, launch, padded, wait_for_inputs
+from memsvc.device.kernels.launch import cut, launch, padded
 from memsvc.device.kernels.norm import rounded, scaled_norm
 from memsvc.device.kernels.places import Rows, TokenRows, cos_and_sin, find_page, find_row, row_arguments
 from memsvc.device.layers import RMSNorm, Rotary, ZeroCentredRMSNorm
@@ -103,14 +102,12 @@ def turn_heads(source, out, pages, weight, eps, position, frequencies, scale, he
 @triton.jit
 def _rotate(qkv, q, k, v, k_pages, v_pages, positions, members, done, page_table, slots, frequencies, q_weight,
             k_weight, eps, rope_scale, value_scale, qkv_stride, table_stride, table_width, page_stride, token_stride,
-            page_head_stride, weight_stride, ahead, ahead_bytes, B: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
-            KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr, REST_PAD: tl.constexpr,
-            D_PAD: tl.constexpr, CHUNK: tl.constexpr, CENTRED: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
-    fetch_ahead(ahead, ahead_bytes)
+            page_head_stride, weight_stride, B: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr,
+            D: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr, REST_PAD: tl.constexpr, D_PAD: tl.constexpr,
+            CHUNK: tl.constexpr, CENTRED: tl.constexpr):  # fmt: skip
     row, chunk = tl.program_id(0), tl.program_id(1)
     Q_CHUNKS: tl.constexpr = (HEADS + CHUNK - 1) // CHUNK
     KV_CHUNKS: tl.constexpr = (KV + CHUNK - 1) // CHUNK
-    wait_for_inputs(OVERLAP)
     position, member = find_row(row, positions, members, B)
     wide = row.to(tl.int64)
     source = qkv + wide * qkv_stride
@@ -144,27 +141,22 @@ def _rotate(qkv, q, k, v, k_pages, v_pages, positions, members, done, page_table
 
 
 def rotate_heads(
-    qkv: torch.Tensor, positions: torch.Tensor | Rows, spec: HeadSpec, ahead: torch.Tensor | None = None
+    qkv: torch.Tensor, positions: torch.Tensor | Rows, spec: HeadSpec
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [n, H, d], k [n, KV, d] and v [n, KV, d] of qkv [n, (H + 2 KV) d], or wider (a gate may follow).
 
     q and k are normed as layers.RMSNorm does it and turned as Rotary.rotate does it. v is a view of qkv if its scale
-    is 1. positions: int32 or int64 [n], or rows that have some. ahead: the weight that is multiplied next
-    (kernels.ahead).
+    is 1. positions: int32 or int64 [n], or rows that have some.
     """
     rows = TokenRows(positions=positions) if isinstance(positions, torch.Tensor) else positions
-    return _launch(qkv, rows, spec, None, ahead)
+    return _launch(qkv, rows, spec, None)
 
 
 def rotate_heads_into_pages(
-    qkv: torch.Tensor,
-    rows: Rows,
-    spec: HeadSpec,
-    pages: tuple[torch.Tensor, torch.Tensor],
-    ahead: torch.Tensor | None = None,
+    qkv: torch.Tensor, rows: Rows, spec: HeadSpec, pages: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """rotate_heads, and k and v are written into the pages where rows stand: pages = KvPool.k(layer) and .v(layer)."""
-    return _launch(qkv, rows, spec, pages, ahead)
+    return _launch(qkv, rows, spec, pages)
 
 
 def half_sizes(rotary_dim: int, head_dim: int) -> dict[str, int]:
@@ -177,14 +169,9 @@ def half_sizes(rotary_dim: int, head_dim: int) -> dict[str, int]:
 
 
 def _launch(
-    qkv: torch.Tensor,
-    rows: Rows,
-    spec: HeadSpec,
-    pages: tuple[torch.Tensor, torch.Tensor] | None,
-    ahead: torch.Tensor | None,
+    qkv: torch.Tensor, rows: Rows, spec: HeadSpec, pages: tuple[torch.Tensor, torch.Tensor] | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     k_pages, v_pages = (None, None) if pages is None else pages
-    weight, num_bytes = fetching.operands(ahead)
     n, d, heads, kv_heads = len(qkv), spec.head_dim, spec.num_heads, spec.num_kv_heads
     assert rows.num_rows == n, f"{n} rows of qkv stand at {rows.num_rows} places"
     q = torch.empty((n, heads, d), dtype=qkv.dtype, device=qkv.device)
@@ -202,8 +189,7 @@ def _launch(
         frequencies=spec.rotary.frequencies, rope_scale=spec.rotary.scale, value_scale=spec.value_scale,
         qkv_stride=qkv.stride(0), **row_arguments(rows, 0 if k_pages is None else k_pages.shape[1]),
         **_page_strides(k_pages, v_pages), **_norm_arguments(spec),
-        ahead=weight, ahead_bytes=num_bytes, HEADS=heads, KV=kv_heads, D_PAD=width, CHUNK=chunk,
-        **half_sizes(spec.rotary.rotary_dim, d),
+        HEADS=heads, KV=kv_heads, D_PAD=width, CHUNK=chunk, **half_sizes(spec.rotary.rotary_dim, d),
     )  # fmt: skip
     return q, k, v
 

@@ -6,9 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memsvc.device.kernels import ahead as fetching
-from memsvc.device.kernels.ahead import fetch_ahead
-from memsvc.device.kernels.launch import cut, launch, wait_for_inputs
+from memsvc.device.kernels.launch import cut, launch
 from memsvc.device.kernels.norm import rounded
 
 BLOCK, WARPS = 1024, 4
@@ -37,30 +35,24 @@ def activate(x, NAME: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate, up, out, gate_stride, up_stride, ahead, ahead_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-           NAME: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
-    fetch_ahead(ahead, ahead_bytes)
+def _gated(gate, up, out, gate_stride, up_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, NAME: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     seen = cols < WIDTH
-    wait_for_inputs(OVERLAP)
     g = tl.load(gate + row * gate_stride + cols, mask=seen, other=0.0).to(tl.float32)
     u = tl.load(up + row * up_stride + cols, mask=seen, other=0.0).to(tl.float32)
     value = rounded(activate(g, NAME), out) * u
     tl.store(out + row * WIDTH + cols, value.to(out.dtype.element_ty), mask=seen)
 
 
-def silu_mul(gate_up: torch.Tensor, act: str = "silu", ahead: torch.Tensor | None = None) -> torch.Tensor:
-    """act(gate) * up [n, I] of gate_up [n, 2 I], gate first, as layers.GatedMlp rounds it. ahead: as in gate_mul."""
+def silu_mul(gate_up: torch.Tensor, act: str = "silu") -> torch.Tensor:
+    """act(gate) * up [n, I] of gate_up [n, 2 I], gate first, as layers.GatedMlp rounds it."""
     width = gate_up.shape[1] // 2
-    return gate_mul(gate_up[:, :width], gate_up[:, width:], act, ahead)
+    return gate_mul(gate_up[:, :width], gate_up[:, width:], act)
 
 
-def gate_mul(gate: torch.Tensor, up: torch.Tensor, act: str, ahead: torch.Tensor | None = None) -> torch.Tensor:
-    """act(gate) * up, contiguous [n, width]; both [n, width] with contiguous rows, act one of ACTIVATIONS.
-
-    ahead: the weight that is multiplied next (kernels.ahead).
-    """
+def gate_mul(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
+    """act(gate) * up, contiguous [n, width]; both [n, width] with contiguous rows, act one of ACTIVATIONS."""
     if act not in ACTIVATIONS:
         raise ValueError(f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     assert gate.shape == up.shape, f"gate {list(gate.shape)}, up {list(up.shape)}"
@@ -68,7 +60,7 @@ def gate_mul(gate: torch.Tensor, up: torch.Tensor, act: str, ahead: torch.Tensor
     n, width = gate.shape
     out = torch.empty((n, width), dtype=up.dtype, device=up.device)
     launch(
-        _gated, (n, cut(width, BLOCK)), WARPS, gate, up, out, gate.stride(0), up.stride(0), *fetching.operands(ahead),
-        WIDTH=width, BLOCK=BLOCK, NAME=act,
+        _gated, (n, cut(width, BLOCK)), WARPS, gate, up, out, gate.stride(0), up.stride(0), WIDTH=width,
+        BLOCK=BLOCK, NAME=act,
     )  # fmt: skip
     return out

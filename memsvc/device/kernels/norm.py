@@ -1,6 +1,7 @@
 """RMS norm of rows, alone or with the residual sum before it. One launch, one read and one write of each operand."""
 
 # pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from dataclasses import dataclass
 
@@ -8,9 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memsvc.device.kernels import ahead as fetching
-from memsvc.device.kernels.ahead import fetch_ahead
-from memsvc.device.kernels.launch import cut, launch, padded, wait_for_inputs
+from memsvc.device.kernels.launch import cut, launch, padded
 from memsvc.device.layers import RMSNorm, ZeroCentredRMSNorm
 
 MAX_WIDTH = 16384
@@ -30,6 +29,16 @@ class Tap:
     """int32 or int64 [1], on the device: row r of the batch goes to row first_row + r."""
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Products over parts of k, which are yet to be added up and rounded: a GEMM of few rows that is cut there."""
+
+    values: torch.Tensor
+    """float32 [parts, n, width], contiguous"""
+    dtype: torch.dtype
+    """Of the product."""
+
+
 @triton.jit
 def rounded(x, like):
     """x in float32, rounded as a store to `like` (a pointer) would round it."""
@@ -46,19 +55,21 @@ def scaled_norm(x, mean_square, weight, like, eps, CENTRED: tl.constexpr):
 
 
 @triton.jit
-def _norm(x, residual, weight, out, tap, tap_first, eps, num_rows, x_stride, x_place, residual_stride, residual_place,
-          tap_stride, ahead, ahead_bytes, B: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-          CENTRED: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
-    fetch_ahead(ahead, ahead_bytes)
+def _norm(x, residual, weight, out, tap, tap_first, eps, num_rows, x_stride, x_place, x_part, residual_stride,
+          residual_place, tap_stride, PARTS: tl.constexpr, B: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+          BLOCK: tl.constexpr, CENTRED: tl.constexpr):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     seen = (rows < num_rows)[:, None] & (cols < WIDTH)[None, :]
     # Asked for first: nothing may be read ahead of a store, and there are some below.
     scale = tl.load(weight + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
-    wait_for_inputs(OVERLAP)
     rows = rows.to(tl.int64)
     at_x = (rows // B * x_place + rows % B * x_stride)[:, None] + cols[None, :]
     value = tl.load(x + at_x, mask=seen, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        for part in tl.static_range(1, PARTS):
+            value += tl.load(x + part * x_part + at_x, mask=seen, other=0.0)
+        value = rounded(value, out)
     if residual is not None:
         at = (rows // B * residual_place + rows % B * residual_stride)[:, None] + cols[None, :]
         value += tl.load(residual + at, mask=seen, other=0.0).to(tl.float32)
@@ -73,29 +84,26 @@ def _norm(x, residual, weight, out, tap, tap_first, eps, num_rows, x_stride, x_p
     tl.store(out + rows[:, None] * WIDTH + cols[None, :], value.to(out.dtype.element_ty), mask=seen)
 
 
-def rms_norm(x: torch.Tensor, norm: RMSNorm, ahead: torch.Tensor | None = None) -> torch.Tensor:
+def rms_norm(x: torch.Tensor | Parts, norm: RMSNorm) -> torch.Tensor:
     """norm(x) of x [..., width], contiguous.
 
     x: [n, width] or [N, B, width], rows contiguous; so the rows whose logits are wanted may be a view of all.
-    ahead: the weight that is multiplied next (kernels.ahead).
+    Or the Parts of such x, contiguous.
     """
-    return _launch(x, None, norm, None, ahead)
+    return _launch(x, None, norm, None)
 
 
 def add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    norm: RMSNorm,
-    tap: Tap | None = None,
-    ahead: torch.Tensor | None = None,
+    x: torch.Tensor | Parts, residual: torch.Tensor, norm: RMSNorm, tap: Tap | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(norm of residual + x, contiguous; residual, which has become that sum in its own dtype).
 
     Both of the same shape, as in rms_norm. tap: the sum is copied there too.
     """
-    if x.shape != residual.shape:
-        raise ValueError(f"x is {list(x.shape)}, the residual {list(residual.shape)}")
-    return _launch(x, residual, norm, tap, ahead), residual
+    shape = x.values.shape[1:] if isinstance(x, Parts) else x.shape
+    if shape != residual.shape:
+        raise ValueError(f"x is {list(shape)}, the residual {list(residual.shape)}")
+    return _launch(x, residual, norm, tap), residual
 
 
 def tile(width: int) -> tuple[int, int, int]:
@@ -106,19 +114,19 @@ def tile(width: int) -> tuple[int, int, int]:
     return block, *TILES[max(block, min(TILES))]
 
 
-def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, norm: RMSNorm, tap: Tap | None, ahead: torch.Tensor | None
-) -> torch.Tensor:
-    width = x.shape[-1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _launch(x: torch.Tensor | Parts, residual: torch.Tensor | None, norm: RMSNorm, tap: Tap | None) -> torch.Tensor:
+    source = x.values if isinstance(x, Parts) else x
+    form = source[0] if isinstance(x, Parts) else source
+    width = form.shape[-1]
+    out = torch.empty(form.shape, dtype=x.dtype, device=form.device)
     block, rows, warps = tile(width)
-    num_rows = x.numel() // width
+    num_rows = form.numel() // width
     launch(
-        _norm, (cut(num_rows, rows),), warps, x, residual, norm.weight, out, tap and tap.features,
-        tap and tap.first_row, norm.eps, num_rows, *row_strides(x),
+        _norm, (cut(num_rows, rows),), warps, source, residual, norm.weight, out, tap and tap.features,
+        tap and tap.first_row, norm.eps, num_rows, *row_strides(form), source.stride(0),
         *(row_strides(residual) if residual is not None else (0, 0)), tap.features.stride(0) if tap else 0,
-        *fetching.operands(ahead), B=x.shape[1] if x.dim() == 3 else 1, WIDTH=width, ROWS=rows, BLOCK=block,
-        CENTRED=isinstance(norm, ZeroCentredRMSNorm),
+        PARTS=len(source) if isinstance(x, Parts) else 0, B=form.shape[1] if form.dim() == 3 else 1, WIDTH=width,
+        ROWS=rows, BLOCK=block, CENTRED=isinstance(norm, ZeroCentredRMSNorm),
     )  # fmt: skip
     return out
 

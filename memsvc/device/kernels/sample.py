@@ -7,7 +7,7 @@ import torch
 from memsvc.device.kernels.block_summary import summarise
 from memsvc.device.kernels.cuts import cut
 from memsvc.device.kernels.launch import cut as cut_up
-from memsvc.device.kernels.launch import launch_serial, padded
+from memsvc.device.kernels.launch import launch, padded
 from memsvc.device.kernels.race import race
 from memsvc.device.kernels.slot_fields import SlotOperands
 from memsvc.device.noise import BLOCK_SIZE
@@ -115,17 +115,17 @@ def sample_rows_device(
     row = (logits, logits.stride(0), logits.stride(1), vocab, members, operands.words, operands.counts)
     sizes = {"ROWS": num_rows // num_places, **operands.sizes}
     summaries = (scratch.maxima, scratch.smallest, scratch.owned, num_blocks)
-    launch_serial(
+    launch(
         summarise, (cut_up(num_blocks, tile.summary_blocks), num_rows), tile.summary_warps, *row, *summaries, **sizes,
         NUM=tile.summary_blocks, WIDTH=tile.summary_width, STEP=tile.penalty_blocks,
     )  # fmt: skip
     cuts = (scratch.least, scratch.weight, scratch.last)
     if scratch.has_filters:
-        launch_serial(
+        launch(
             cut, (num_rows,), tile.cut_warps, *row, scratch.maxima, num_blocks, *cuts, scratch.listed, **sizes,
             BLOCKS=padded(num_blocks), TILE=tile.cut_blocks, ROOM=tile.cut_room,
         )  # fmt: skip
-    launch_serial(
+    launch(
         race, (splits, num_rows), tile.race_warps, *row, *summaries, *cuts, scratch.times, scratch.winners,
         scratch.arrived, out, **sizes, BLOCKS=padded(num_blocks), SHARE=padded(cut_up(num_blocks, splits)),
         SPLITS=splits,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from memsvc.device.kernels.choose import choose
-from memsvc.device.kernels.launch import launch_serial, padded
+from memsvc.device.kernels.launch import launch, padded
 from memsvc.device.kernels.noise import BLOCK_SIZE, block_noise, token_noise
 from memsvc.device.kernels.row_tiles import INT_MAX
 from memsvc.device.kernels.slot_fields import (
@@ -148,12 +148,12 @@ def select_walk(
     if tables is not None:
         rank, hidden = tables.predecessor.shape[1], tables.hidden
         lattice = torch.empty((num_places, num, k_pad, k_pad), dtype=torch.float32, device=ids.device)
-        launch_serial(
+        launch(
             score_rows, (num_places, num), LATTICE_WARPS, unary, ids, hidden, *hidden.stride()[:2],
             tables.predecessor, tables.successor, members, operands.words, operands.counts, lattice, RANK=rank,
             TILE=max(16, min(MAX_RANK_TILE, padded(rank))), **sizes,
         )  # fmt: skip
-    launch_serial(
+    launch(
         walk_rows, (num_places,), WALK_WARPS, unary, ids, lattice, members, operands.words, operands.counts,
         NUM_PAD=max(2, padded(num)), HAS_LATTICE=tables is not None, **sizes,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memsvc.device.kernels.launch import cut, launch_serial, padded
+from memsvc.device.kernels.launch import cut, launch, padded
 from memsvc.device.kernels.row_tiles import block_maxima, key_value, order_key
 
 MAX_K = 64
@@ -133,8 +133,8 @@ def top_k(
     maxima = torch.empty((num_rows, num_groups), dtype=torch.float32, device=logits.device)
     row = (logits, *logits.stride(), vocab, maxima, num_groups)
     grid = (cut(num_groups, tile.groups), num_rows)
-    launch_serial(group_maxima, grid, tile.first_warps, *row, GROUP=group, NUM=tile.groups, WIDTH=tile.width)
-    launch_serial(
+    launch(group_maxima, grid, tile.first_warps, *row, GROUP=group, NUM=tile.groups, WIDTH=tile.width)
+    launch(
         pick, (num_rows,), tile.pick_warps, *row, values, ids, multiplier, softcap, GROUP=group,
         GROUPS=padded(num_groups), K=k, K_PAD=padded(k), HAS_CAP=softcap != 0.0,
     )  # fmt: skip

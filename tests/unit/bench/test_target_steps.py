@@ -177,14 +177,14 @@ def test_all_is_measured_of_every_variant(
 def test_a_table_has_what_is_there_and_a_line_for_each_row():
     rows = [
         {"variant": "base", "step": "prefill", "tokens": 2048, "prompts": [1024, 1024], "device_us": 30100.5},
-        {"variant": "overlap", "step": "prefill", "tokens": 2048, "prompts": [2048]},
+        {"variant": "other=1", "step": "prefill", "tokens": 2048, "prompts": [2048]},
         {"variant": "base", "step": "verify", "concurrency": 4},
     ]
     lines = target_steps.lines_of(rows, "prefill", ("tokens", "prompts", "device_us"))
     assert [line.split() for line in lines] == [
         ["prefill", "tokens", "prompts", "device_us"],
         ["base", "2048", "2x1024", "30100.5"],
-        ["overlap", "2048", "1x2048", "-"],
+        ["other=1", "2048", "1x2048", "-"],
     ]
     assert len({len(line) for line in lines}) == 1
     assert target_steps.lines_of(rows[2:], "prefill", ("tokens",)) == []

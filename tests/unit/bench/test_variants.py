@@ -7,33 +7,27 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from memsvc.device.kernels import ahead, launch
+from memsvc.device.kernels import block_attention, mlp
 from memsvc.device.kernels.attention_tiles import AttentionScratch, Tile
 from tests.bench.variants import KNOBS, Setting, UnknownSettingError, parse_variant
 
+MERGE = "set=memsvc.device.kernels.block_attention._MERGE_PROGRAMS"
+
 
 def test_constants_are_in_force_and_put_back():
-    before = launch.OVERLAP, ahead.BYTES
-    variant = parse_variant("overlap+ahead=4096")
-    assert before == (launch.OVERLAP, ahead.BYTES), "not before it is asked for"
+    before = block_attention._MERGE_PROGRAMS, mlp.WARPS
+    variant = parse_variant(f"{MERGE}=64+set=memsvc.device.kernels.mlp.WARPS=2")
+    assert before == (block_attention._MERGE_PROGRAMS, mlp.WARPS), "not before it is asked for"
     with variant.in_force():
-        assert (launch.OVERLAP, ahead.BYTES) == (True, 4096)
-    assert before == (launch.OVERLAP, ahead.BYTES)
+        assert (block_attention._MERGE_PROGRAMS, mlp.WARPS) == (64, 2)
+    assert before == (block_attention._MERGE_PROGRAMS, mlp.WARPS) != (64, 2)
 
 
 def test_constants_are_put_back_after_an_error():
-    before = launch.OVERLAP
-    with pytest.raises(KeyError), parse_variant("overlap").in_force():
+    before = block_attention._MERGE_PROGRAMS
+    with pytest.raises(KeyError), parse_variant(f"{MERGE}=64").in_force():
         raise KeyError
-    assert launch.OVERLAP is before
-
-
-def test_any_constant_can_be_set():
-    with parse_variant("set=memsvc.device.kernels.block_attention._MERGE_PROGRAMS=64").in_force():
-        from memsvc.device.kernels import block_attention
-
-        assert block_attention._MERGE_PROGRAMS == 64
-    assert block_attention._MERGE_PROGRAMS != 64
+    assert before == block_attention._MERGE_PROGRAMS
 
 
 def test_base_changes_nothing():
@@ -52,9 +46,9 @@ def a_step() -> Any:
 def test_a_tile_comes_with_room_for_its_parts():
     step = a_step()
     before = step._attention
-    parse_variant("attention-tile=32,4,2,9,early").change(step)
+    parse_variant("attention-tile=32,4,2,9").change(step)
     found = step._attention
-    assert found.tile == Tile(32, 4, 2, 9, early_merge=True)
+    assert found.tile == Tile(32, 4, 2, 9)
     assert found.splits(4, 2, 1000, found.tile) == 9 * before._num_multiprocessors // 2
     assert found.partial.shape[1:] == before.partial.shape[1:]
     small = a_step()
@@ -65,16 +59,15 @@ def test_a_tile_comes_with_room_for_its_parts():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("overlap=1", "takes no value"),
-        ("faster", "'faster' is none of overlap, ahead, attention-tile, set"),
-        ("ahead=much", "ValueError"),
-        ("ahead=0.5", "is of another type"),
+        ("faster", "'faster' is none of attention-tile, set"),
+        (f"{MERGE}=much", "ValueError"),
+        (f"{MERGE}=0.5", "is of another type"),
         ("set=memsvc.nowhere.NUMBER=3", "ModuleNotFoundError"),
         ("set=memsvc.device.kernels.launch.NOTHING=3", "AttributeError"),
         ("set=NUMBER=3", "ValueError"),
         ("attention-tile=64,4,3", "BLOCK,WARPS,STAGES,PROGRAMS"),
         ("attention-tile=48,4,3,2", "no kernel is cut like this"),
-        ("attention-tile=64,4,3,2,earlier", "BLOCK,WARPS,STAGES,PROGRAMS"),
+        ("attention-tile=64,4,3,2,1", "BLOCK,WARPS,STAGES,PROGRAMS"),
     ],
 )
 def test_what_can_not_be_set_is_said(text: str, why: str):
@@ -83,6 +76,6 @@ def test_what_can_not_be_set_is_said(text: str, why: str):
 
 
 def test_a_knob_more_is_one_function(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(KNOBS, "bytes", lambda value: Setting(constants=((ahead, "BYTES", 2 * int(value)),)))
-    with parse_variant("bytes=3+overlap").in_force():
-        assert (ahead.BYTES, launch.OVERLAP) == (6, True)
+    monkeypatch.setitem(KNOBS, "warps", lambda value: Setting(constants=((mlp, "WARPS", 2 * int(value)),)))
+    with parse_variant(f"warps=3+{MERGE}=64").in_force():
+        assert (mlp.WARPS, block_attention._MERGE_PROGRAMS) == (6, 64)

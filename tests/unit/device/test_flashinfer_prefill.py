@@ -41,9 +41,11 @@ class FakeWrapper:
     def plan(self, *columns, **options):
         self.plans.append((columns, options))
 
-    def run(self, q, pages):
+    def run(self, q, pages, out):
+        assert (out.shape, out.dtype) == (q.shape, q.dtype)
         self.runs.append((q, pages))
-        return q
+        self.out = out
+        return out
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def wrappers(monkeypatch):
 
 def test_a_plan_is_made_of_host_tensors_and_names_the_pages_each_span_sees(wrappers):
     table = torch.arange(40, dtype=torch.int32).view(4, 10)
-    prefill = FlashInferPrefill(replace(CASE, window=2048), torch.empty(8, dtype=torch.uint8))
+    prefill = FlashInferPrefill(replace(CASE, window=2048), torch.empty(8, dtype=torch.uint8), kernel="fa2")
     prefill.plan(SPANS, table)
     ((columns, options),) = next(w for w in wrappers if w.plans).plans
     rows, counts, pages, last = columns[:4]
@@ -82,26 +84,29 @@ def test_two_wrappers_over_one_workspace_take_turns_and_the_planned_one_runs(wra
     for turn in range(4):
         before = [len(w.runs) for w in wrappers]
         prefill.plan(SPANS, table)
-        prefill.run(torch.zeros(37, 4, 64), (table, table))
+        found = prefill.run(torch.zeros(37, 4, 64), (table, table))
+        assert found is wrappers[1 - turn % 2].out
         assert [len(w.runs) - b for w, b in zip(wrappers, before, strict=True)] == [turn % 2, 1 - turn % 2]
     assert [len(w.plans) for w in wrappers] == [2, 2]
     assert wrappers[0].plans[0][1]["window_left"] == -1
 
 
 def test_nothing_is_ever_compiled_on_the_serving_host(wrappers):
-    FlashInferPrefill(CASE, torch.empty(8, dtype=torch.uint8))
+    FlashInferPrefill(CASE, torch.empty(8, dtype=torch.uint8), kernel="fa2")
     assert os.environ["FLASHINFER_DISABLE_JIT"] == "1"
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kernel", FLASHINFER)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("window", [0, 100])
-def test_rows_equal_dense_attention_over_poisoned_strided_pages(head_dim, window):
+def test_rows_equal_dense_attention_over_poisoned_strided_pages(head_dim, window, kernel):
     from tests.support.paged_context import dense_attention
 
-    case = replace(CASE, device="cuda", head_dim=head_dim, window=window)
-    if reasons := FLASHINFER.refusals(case):
+    capability = torch.cuda.get_device_capability()[0]
+    case = replace(CASE, device="cuda", head_dim=head_dim, window=window, capability=capability)
+    if reasons := FLASHINFER[kernel].refusals(case):
         pytest.skip(reasons[0])
     torch.manual_seed(0)
     shape = KvShape(num_layers=3, num_kv_heads=2, head_dim=head_dim, dtype=case.dtype)
@@ -110,7 +115,8 @@ def test_rows_equal_dense_attention_over_poisoned_strided_pages(head_dim, window
     pool = KvPool(torch.full((kind.stride_bytes * 200,), 0xFF, dtype=torch.uint8, device="cuda"), kind, shape)
     table = (torch.randperm(199)[:96] + 1).int().view(3, 32)
     spans = [Span(0, 0, 300), Span(2, 400, 17), Span(1, 99, 1)]
-    prefill = FlashInferPrefill(case, torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda"))
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+    prefill = FlashInferPrefill(case, workspace, kernel=kernel)
     for _ in range(3):
         q = torch.randn(318, 4, head_dim, device="cuda").bfloat16()
         prefill.plan(spans, table)

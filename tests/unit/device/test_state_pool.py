@@ -144,3 +144,26 @@ def test_a_request_without_a_hit_reads_page_zero_and_a_row_takes_a_page_for_ever
         table.freeze(1, ids(3))
     with pytest.raises(ValueError, match="-1"):
         table.freeze(1, ids(3, -1))
+
+
+def test_changes_are_told_once_and_say_whether_the_request_is_new() -> None:
+    table = StateTable(max_reqs=3, num_layers=1)
+    for row in (3, 1):
+        table.open(row, state_out=ids(row), ring=ids(5), state_in=[])
+    table.freeze(3, ids(6))
+    assert table.take_changed() == ([1, 3], [])
+    table.wrote(1)
+    table.freeze(1, ids(7))
+    assert table.take_changed() == ([], [1])
+    table.open(2, state_out=ids(8), ring=ids(9), state_in=[])
+    table.freeze(3, ids(4))
+    table.close(2)
+    assert table.take_changed() == ([], [3])
+    assert table.take_changed() == ([], [])
+
+
+def test_places_that_are_known_to_be_empty_read_as_the_zero_state() -> None:
+    pool = StatePool(poisoned(), kind_of(STATE), STATE)
+    found = pool.read(torch.tensor([0, 3, 4]), torch.tensor([0, 2]))
+    assert found[[0, 2]].eq(0).all()
+    assert found[1].isnan().all()

@@ -1,11 +1,13 @@
 """The plan of a server on a CUDA device: what is taken beside the arena, and the arena that is left."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launch.card import Card, read_card
+from launch.__main__ import _prepare
+from launch.card import Card, read_card, with_prefill_tokens
 from launch.config import LaunchConfig
 from launch.device_memory import CONTEXT_BYTES, device_parts
 from launch.device_taken import taken_line
@@ -17,6 +19,7 @@ from launch.weight_bytes import draft_weight_bytes, target_weight_bytes
 from memsvc import cuda_driver
 from memsvc.core.manager import MemoryManager
 from memsvc.slot_layout import SlotLayout
+from tests.bench.ladder_geometry import LADDERS
 from tests.support.fake_cuda import CUresult, FakeCuda
 from tests.support.model_folders import HYBRID, TARGET, folder, models_of, with_draft
 
@@ -129,13 +132,68 @@ def test_a_step_takes_more_prompt_tokens_on_a_device(tmp_path: Path):
     assert make_plan(on_cuda, models, card=CARD)[0].exchange_bytes == rows * 3 * 576 * 2 + slots
 
 
-def test_a_hybrid_is_refused_on_a_device(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("settings", "total", "tokens"),
+    [
+        ({}, 60 * GIB - 1, 2048),
+        ({}, 60 * GIB, 8192),
+        ({"max_prefill_tokens": 1024}, 139 * GIB, 1024),
+        ({"max_prefill_tokens": 16384}, 24 * GIB, 16384),
+    ],
+)
+def test_a_large_device_takes_longer_steps_of_prompts_unless_told(settings: dict[str, int], total: int, tokens: int):
+    config = LaunchConfig(**ON_CUDA, **settings)
+    assert with_prefill_tokens(config, replace(CARD, total=total)).prefill_tokens == tokens
+
+
+def test_longer_steps_of_prompts_cost_an_h200_a_hundredth_of_its_pool_at_8b(tmp_path: Path):
+    card = Card(name="cuda:0 (Made-up H200, GPU-2)", free=139 * GIB, total=140 * GIB, unit=UNIT)
+    target, drafter = LADDERS["qwen3-8b-dflash"].write(tmp_path)
+    short = LaunchConfig(**ON_CUDA, draft_model_path=str(drafter), load_format="dummy", max_prefill_tokens=2048)
+    long = with_prefill_tokens(replace(short, max_prefill_tokens=0), card)
+    models = read_models(long, target)
+    (_, before), (_, after) = (make_plan(config, models, card=card) for config in (short, long))
+    few, many = (
+        next(part.num_bytes for part in device_parts(config, models) if part.name == "target workspaces")
+        for config in (short, long)
+    )
+    # At its MLP a row holds 4 * 12288 numbers beside four of the model's 4096; 1.2 is for what cannot be used.
+    assert many - few == pytest.approx(1.2 * 6144 * (4 * 12288 + 4 * 4096) * 2, abs=2)
+    assert GIB < many < 2 * GIB
+    # 5 layers of 4096 are tapped.
+    assert after.exchange_bytes - before.exchange_bytes == 6144 * 5 * 4096 * 2
+    assert after.device is not None
+    assert after.device.planned_bytes <= 0.85 * card.free
+    assert 0.98 * before.pool_tokens < after.pool_tokens < 0.99 * before.pool_tokens
+    assert after.pool_tokens > 500_000
+
+
+def test_features_of_long_prompts_are_projected_in_pieces(tmp_path: Path):
+    sizes = []
+    for tokens in (2048, 8192):
+        config = with_draft(tmp_path, **ON_CUDA, max_prefill_tokens=tokens)
+        parts = {part.name: part.num_bytes for part in device_parts(config, models_of(tmp_path, config))}
+        sizes.append(parts["draft workspaces"])
+    assert sizes[0] == sizes[1]
+
+
+def test_a_hybrids_plan_holds_what_its_prompts_take(tmp_path: Path):
+    card = replace(CARD, free=139 * GIB, total=140 * GIB)
     target = folder(tmp_path / "hybrid", HYBRID)
-    read_models(LaunchConfig(dtype="bfloat16"), target)
-    with pytest.raises(
-        ValueError, match=r"48 of its 64 layers are gated delta nets.* --device is cuda:1, --device cpu"
-    ):
-        read_models(LaunchConfig(**ON_CUDA | {"device": "cuda:1"}), target)
+    sizes = []
+    for tokens in (2048, 8192):
+        config = LaunchConfig(**ON_CUDA, load_format="dummy", max_prefill_tokens=tokens)
+        models = read_models(config, target)
+        pool, plan = make_plan(config, models, card=card)
+        assert [kind.name for kind in plan.kinds] == ["target_kv", "state", "ring"]
+        assert plan.device is not None
+        assert plan.device.planned_bytes <= 0.85 * card.free
+        sizes.append({part.name: part.num_bytes for part in device_parts(config, models)}["target workspaces"])
+        assert MemoryManager(pool).layout.num_frames == plan.num_frames
+    # 48 heads of 128 x 128: 33 KB of projections, 41 KB convolved, 86 KB in the rule, 74 KB of outputs a row.
+    a_row = 1.2 * (4 * 5120 * 2 + 33_024 + 40_960 + 86_016 + 73_728)
+    assert sizes[1] - sizes[0] == pytest.approx(6144 * a_row, rel=0.001)
+    assert sizes[0] > 1.2 * 3 * 32 * 48 * 128 * 128 * 4
 
 
 def test_what_is_taken_is_shown_beside_what_was_planned(tmp_path: Path):
@@ -195,12 +253,17 @@ def test_the_cards_numbers_come_from_driver_and_nvml(monkeypatch: pytest.MonkeyP
         read_card("cuda:1")
 
 
-def test_without_a_card_the_device_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_device_is_asked_once_and_decides_how_long_steps_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = []
-    monkeypatch.setattr("launch.planner.read_card", lambda device: asked.append(device) or CARD)
-    config = LaunchConfig(**ON_CUDA | {"device": "cuda:3"})
-    make_plan(config, models_of(tmp_path, config))
+    large = replace(CARD, free=80 * GIB, total=80 * GIB)
+    monkeypatch.setattr("launch.__main__.read_card", lambda device: asked.append(device) or large)
+    target = folder(tmp_path / "target", TARGET)
+    config = LaunchConfig(**ON_CUDA | {"device": "cuda:3"}, model_path=str(target), load_format="dummy", port=0)
+    with ExitStack() as stack:
+        run = _prepare(config, (), stack)
     assert asked == ["cuda:3"]
+    assert run.config.prefill_tokens == 8192
+    assert run.pool.max_extend_tokens >= 2 * 8192
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])

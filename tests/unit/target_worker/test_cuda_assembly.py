@@ -37,9 +37,11 @@ from target_worker.cuda.plan_link import TargetLane
 from target_worker.keeper import RequestKeeper
 from target_worker.model.weights import load_target
 from target_worker.runner import Segment
+from tests.support import kernel_bounds
 from tests.support.host_lane import HostTargetLane
 from tests.support.make_drafter import V1, make_drafter
 from tests.support.plan_rig import HostSessions
+from tests.support.tiny_hybrid import HybridRig, make_hybrid
 from tests.support.tiny_target import TargetRig, make_target
 from tests.support.toy_server import ToyClient, ToyText
 from tests.unit.launch.test_device_plan import CARD
@@ -87,11 +89,23 @@ class HostEngine(CudaEngine):
         return HostTargetLane(words)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(autouse=True)
+def rows_of_one_load_lie_in_ring_and_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_bounds.allow_several_operands(monkeypatch)
+
+
+@pytest.fixture(scope="module", params=["Llama", "hybrid"])
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Of a target and its drafter."""
     target, drafter = (tmp_path_factory.mktemp(name) for name in ("target", "drafter"))
-    make_target(target, "Llama", num_hidden_layers=1, vocab_size=40, hidden_size=32, num_attention_heads=2, head_dim=16)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16}
+    if request.param == "Llama":
+        make_target(target, "Llama", num_hidden_layers=1, **sizes)
+    else:
+        make_hybrid(
+            target, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], intermediate_size=48,
+            num_key_value_heads=1, linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8, **sizes,
+        )  # fmt: skip
     make_drafter(drafter, target, V1, num_hidden_layers=1, block_size=2, target_layer_ids=[0])
     return target, drafter
 
@@ -130,11 +144,14 @@ def base(folders: tuple[Path, Path], tmp_path: Path, device: str) -> Iterator[To
 
 def greedy(folder: Path, prompt: list[int]) -> list[int]:
     """What the CPU's runner gives."""
-    rig, tokens = TargetRig(folder), list(prompt)
-    row = rig.open(1, 24)
+    tokens = list(prompt)
     for _ in range(NUM_NEW):
-        start = len(tokens) - 1 if len(tokens) > len(prompt) else 0
-        tokens.append(int(rig.runner.forward([Segment(row, start, tokens[start:], 1)])[0].argmax()))
+        model = load_target(folder, "float32")[0]
+        rig = HybridRig(folder) if model.delta_layers else TargetRig(folder)
+        row = rig.open(1, 24)
+        row = row if isinstance(row, int) else row.row
+        logits = rig.runner.forward([Segment(row, 0, tokens, 1, num_certain=len(tokens))])
+        tokens.append(int(logits[0].argmax()))
     return tokens[len(prompt) :]
 
 
@@ -150,24 +167,37 @@ def test_launch_and_target_agree_on_the_exchange(base: ToyBase):
 
 
 def serve(base: ToyBase) -> RequestKeeper:
-    """All prompts, to the end; the scheduler."""
+    """All prompts, then the first one with its answer and more; the scheduler."""
     engine = CudaEngine(base) if base.arena.is_cuda else HostEngine(base)
     sampling = Sampling(temperature=0.0, seed=1, max_tokens=NUM_NEW, ignore_eos=True)
-    for rid, prompt in PROMPTS.items():
-        base.texts.inbox.append(Admit(ReqId(rid), pack_tokens(prompt), len(prompt), sampling))
-    for _ in range(16):
-        if len(base.texts.finished) == len(PROMPTS):
-            break
-        engine.step()
+
+    def run(prompts: dict[int, list[int]]) -> None:
+        for rid, prompt in prompts.items():
+            base.texts.inbox.append(Admit(ReqId(rid), pack_tokens(prompt), len(prompt), sampling))
+        for _ in range(20):
+            if engine._scheduler.is_idle and not base.texts.inbox:
+                return
+            engine.step()
+
+    run(PROMPTS)
+    run({3: [*PROMPTS[1], *base.texts.tokens[ReqId(1)], 8]})
     engine.close()
     assert engine.lines()[0].startswith("attention blocks=triton prompts=triton graphs=1,2 ")
     assert base.texts.failed == {}
     return engine._scheduler
 
 
+def check_texts(base: ToyBase, folder: Path) -> None:
+    """They are the CPU's, and the last turn has begun where the first one's last full page ends."""
+    first = [*PROMPTS[1], *greedy(folder, PROMPTS[1])]
+    prompts = {**PROMPTS, 3: [*first, 8]}
+    assert base.texts.tokens == {rid: greedy(folder, prompt) for rid, prompt in prompts.items()}
+    assert base.texts.usages[ReqId(3)].cached_tokens == (len(first) - 1) // 4 * 4
+
+
 def test_the_engine_serves_without_a_draft(base: ToyBase, folders: tuple[Path, Path]):
     serve(base)
-    assert base.texts.tokens == {rid: greedy(folders[0], prompt) for rid, prompt in PROMPTS.items()}
+    check_texts(base, folders[0])
 
 
 def test_engine_and_draft_meet_in_the_exchange(base: ToyBase, folders: tuple[Path, Path]):
@@ -181,7 +211,7 @@ def test_engine_and_draft_meet_in_the_exchange(base: ToyBase, folders: tuple[Pat
     maker = None if base.arena.is_cuda else HostSessions(config, model, memory)
     ToyBase.draft = PlanWorker(config, model, memory, acks.append, maker)
     scheduler = serve(base)
-    assert base.texts.tokens == {rid: greedy(folders[0], prompt) for rid, prompt in PROMPTS.items()}
+    check_texts(base, folders[0])
     assert scheduler.counters.num_draft_tokens >= len(PROMPTS)
     assert acks == [base.registered.epoch]
     assert not base.feature_rows(base.feature_bytes)[0].isnan().any(), "the target leaves features"

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from memsvc.wire.text import Sampling
+from target_worker.cuda import work
 from target_worker.plan import StepPlan
 from target_worker.req import Phase
 from target_worker.runner import Segment
@@ -53,7 +54,15 @@ def continuations(folder: Path) -> dict[int, list[int]]:
     return found
 
 
+@pytest.fixture(params=[1, 1000], ids=["mixed", "apart"])
+def mixed_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Chunks of so many rows and more are computed together with blocks."""
+    monkeypatch.setattr(work, "MIXED_ROWS", request.param)
+    return request.param
+
+
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+@pytest.mark.usefixtures("mixed_rows")
 def test_blocks_and_chunks_give_the_tokens_of_the_cpu(
     family: str, device: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -91,6 +100,32 @@ def test_features_of_blocks_and_chunks_are_those_of_the_cpu(folder: Path, device
     rig = TargetRig(folder, taps=TAPS)
     rig.runner.forward([Segment(rig.open(1, 60), 0, PROMPTS[1] + wanted[:3], 1)])
     torch.testing.assert_close(torch.cat((of_prompt, of_block)), rig.features[: num + 3], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("taps", [TAPS, (0,)], ids=["last layer tapped", "last layer for some rows"])
+def test_a_block_beside_a_chunk_has_the_features_of_one_that_is_alone(
+    folder: Path, device: str, mixed_rows: int, taps: tuple[int, ...]
+) -> None:
+    wanted = {rid: tokens[:NUM_NEW] for rid, tokens in continuations(folder).items()}
+    target = DeviceTarget(folder, device, block_size=BLOCK_SIZE, taps=taps)
+    one, three = (target.open(rid, PROMPTS[rid], 60, greedy()) for rid in (1, 3))
+    num, more = len(PROMPTS[1]), len(PROMPTS[3])
+    target.step([], {one: num})
+    target.draft(one, wanted[1][1:3])
+    # A chunk that ends no prompt, then one that does.
+    flight = target.submit(StepPlan(decode=[one], chunks={three: 2}))
+    target.executor.collect(flight, target.wait)
+    of_block = target.features[int(target.slots.feature_row[one.row]) :][:3].cpu().clone()
+    row = flight.features[three].row
+    of_chunk = target.features[row : row + 2].cpu().clone()
+    assert one.computed_len == num + 3
+    one.tokens.extend(wanted[1][1:])
+    assert target.step([], {three: more - 2})[three] == wanted[3][:1]
+    rig = TargetRig(folder, taps=taps)
+    rig.runner.forward([Segment(rig.open(1, 60), 0, PROMPTS[1] + wanted[1][:3], 1)])
+    torch.testing.assert_close(of_block, rig.features[num : num + 3], rtol=1e-4, atol=1e-4)
+    rig.runner.forward([Segment(rig.open(3, 60), 0, PROMPTS[3], 1)])
+    torch.testing.assert_close(of_chunk, rig.features[:2], rtol=1e-4, atol=1e-4)
 
 
 def test_a_request_that_has_ended_gets_no_more_tokens_and_writes_no_page(folder: Path, device: str) -> None:

@@ -9,7 +9,7 @@ from tests.support.rounding import rounds_alike
 
 pytest.importorskip("triton", reason="triton is not installed")
 from memsvc.device.kernels import context_write as kernels
-from memsvc.device.kernels.places import BlockRows
+from memsvc.device.kernels.places import BlockRows, TokenRows
 from tests.support import head_rows as rig
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -103,6 +103,28 @@ def test_rows_may_be_placed_by_where_they_end(device):
     )  # fmt: skip
     kernels.write_context_kv(case.kv, case.spec, case.pool, rows)
     assert case.check() == 6
+
+
+def test_tokens_may_be_placed_one_by_one(device):
+    case = Context(device, torch.bfloat16)
+    places = list(case.written())
+    # In another order than they stand in.
+    picked = [places[i] for i in (3, 0, 5, 1, 4, 2)]
+    tokens = torch.tensor([row for row, *_ in picked], device=device)
+    slots, positions = (
+        torch.tensor(column, dtype=torch.int64, device=device)
+        for column in ([page * rig.PAGE + at for _, page, at, _ in picked], [position for *_, position in picked])
+    )
+    rows = TokenRows(positions=positions, slots=slots)
+    kernels.write_context_kv(case.kv[tokens].contiguous(), case.spec, case.pool, rows)
+    assert case.check() == 6
+
+
+def test_tokens_without_slots_are_refused(device):
+    case = Context(device, torch.bfloat16)
+    rows = TokenRows(positions=rig.ints(range(len(case.kv)), device))
+    with pytest.raises(ValueError, match="TokenRows has no slots"):
+        kernels.write_context_kv(case.kv, case.spec, case.pool, rows)
 
 
 def test_rows_past_the_count_may_hold_anything(device):

@@ -1,0 +1,65 @@
+"""A chunk of rows of the gated delta rule at once, on tiles: memsvc.device.gated_delta says what is computed.
+
+With beta at most 1 and rows of unit length (I + A)^-1 holds nothing above 1, nor do the inverses of its diagonal
+blocks: so it is put together from these. Its power series would hold numbers of 10^8 where the same row comes again
+and again.
+"""
+
+# pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+
+EPS = tl.constexpr(1e-6)
+"""Under the root of the length of q and of k."""
+
+
+@triton.jit
+def at_unit_length(tiles):
+    """Rows that are cut into tiles."""
+    squares = tl.sum(tiles[0] * tiles[0], 1)
+    for i in tl.static_range(1, len(tiles)):
+        squares += tl.sum(tiles[i] * tiles[i], 1)
+    length = tl.rsqrt(squares + EPS)[:, None]
+    found = ()
+    for i in tl.static_range(len(tiles)):
+        found += (tiles[i] * length,)
+    return found
+
+
+@triton.jit
+def products(a, b, PRECISION: tl.constexpr):
+    """Of each row of a with each of b, both cut into tiles."""
+    total = tl.zeros([a[0].shape[0], b[0].shape[0]], tl.float32)
+    for i in tl.static_range(len(a)):
+        total = tl.dot(a[i], tl.trans(b[i]), total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def forgotten(later, earlier, seen):
+    """What is left at `later` of what was there at `earlier`, 0 where it is not seen."""
+    lost = (later[:, None] - earlier[None, :]).to(tl.float32)
+    return tl.exp(tl.where(seen, lost, float("-inf")))
+
+
+@triton.jit
+def inverse(a, ROWS: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + a)^-1 of what is strictly lower triangular [ROWS, ROWS]: blocks of 2, then always two of them to one."""
+    i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
+    # Rows whose numbers differ in this bit and in higher ones not.
+    apart = i ^ j
+    found = tl.where(apart == 0, 1.0, tl.where(apart == 1, -a, 0.0))
+    for level in tl.static_range(1, 10):
+        if 2**level < ROWS:
+            below = tl.where((apart >= 2**level) & (apart < 2 ** (level + 1)), a, 0.0)
+            found -= tl.dot(found, tl.dot(below, found, input_precision=PRECISION), input_precision=PRECISION)
+    return found
+
+
+@triton.jit
+def solve(kk, decay, beta, at, PRECISION: tl.constexpr):
+    """(I + A)^-1 times beta: what rows add to the state, by what they ask for."""
+    a = kk * beta[:, None] * forgotten(decay, decay, at[None, :] < at[:, None])
+    return inverse(a, a.shape[0], PRECISION) * beta[None, :]
