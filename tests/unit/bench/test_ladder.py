@@ -45,7 +45,7 @@ class NoServer:
 
     url, start_s = "http://nowhere", 2.0
 
-    def __init__(self, flags: list[str], ready_s: float) -> None:
+    def __init__(self, flags: list[str], ready_s: float, log: Path | None) -> None:
         self.lines = ["2026-01-01T00:00:00.000Z launch INFO mps=off: turns\n"]
 
     def __enter__(self) -> "NoServer":
