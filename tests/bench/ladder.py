@@ -21,6 +21,7 @@ from typing import Any
 
 import uvloop
 
+from tests.bench.ceilings import ceilings_apart
 from tests.bench.ladder_geometry import LADDERS, PEER, Ladder
 from tests.bench.ladder_plot import plot
 from tests.bench.plotting import add_plot_flags, check_plot_flags, read_result
@@ -96,6 +97,7 @@ def climb(
 def measure(args: argparse.Namespace) -> tuple[list[Rung], dict[str, Any]]:
     """All rungs, and under what conditions."""
     ladder = LADDERS[args.geometry]
+    device = {"ceilings": ceilings_apart()} if args.device == "cuda" else {}
     with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
         flags = server_flags(ladder, Path(folder), args)
         with Served(flags, ready_s=_READY_S, log=args.log) as served:
@@ -105,7 +107,7 @@ def measure(args: argparse.Namespace) -> tuple[list[Rung], dict[str, Any]]:
         "output_tokens": ladder.max_tokens, "requests": "max(3, 2c)", "accept_length": args.accept_length,
         "spec_tokens": args.spec_tokens or ladder.num_drafts, "load_format": "dummy", "flags": args.flags,
         "start_s": round(served.start_s, 1), "peer": PEER, "peer_output_tok_s": dict(ladder.peer),
-        "facts": facts(served.lines), "repeat": args.repeat,
+        "facts": facts(served.lines), "repeat": args.repeat, **device,
         "turns_output_tok_s": {rung.c: rung.each("output_tok_s") for rung in rungs},
         "accept_lengths": {rung.c: rung.median("accept_length") for rung in rungs},
         "client_cpu_shares": {rung.c: round(rung.client_share, 3) for rung in rungs},

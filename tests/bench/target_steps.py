@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import triton
 
+from tests.bench.ceilings import ceilings
 from tests.bench.ladder_geometry import LADDERS
 from tests.bench.target_bench import PROFILED, Bench
 from tests.bench.target_floors import MEANING
@@ -33,18 +34,6 @@ VERIFY_COLUMNS = (
 PREFILL_COLUMNS = (
     "tokens", "prompts", "device_us", "floor_us", "bound", "ratio", "host_us", "alone_us", "limit", "hidden", "apart",
 )  # fmt: skip
-
-
-def ceilings() -> dict[str, float]:
-    """What the device reaches now: a kernel that reads and writes much, and a large GEMM of random numbers."""
-    from tests.bench.rows import graph_us
-
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    gemm_us = graph_us([lambda: a @ b] * 4)
-    x = torch.randn(1 << 28, device="cuda")
-    y = torch.empty_like(x)
-    copy_us = graph_us([lambda: torch.add(x, 1.0, out=y)] * 4)
-    return {"copy_gb_s": round(2 * x.nbytes / copy_us / 1e3), "gemm_tflops": round(2 * 8192**3 / gemm_us / 1e6)}
 
 
 def lines_of(rows: list[Row], step: str, columns: tuple[str, ...]) -> list[str]:

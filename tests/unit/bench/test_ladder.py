@@ -72,6 +72,7 @@ def climbs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(ladder, "climb", climb)
     monkeypatch.setattr(ladder, "Served", NoServer)
+    monkeypatch.setattr(ladder, "ceilings_apart", lambda: {"copy_gb_s": 4000, "gemm_tflops": 700})
     monkeypatch.setattr(ladder, "server_flags", lambda *_: [])
     return asked
 
@@ -87,6 +88,7 @@ def test_figures_are_medians_of_turns_and_every_turn_is_kept(climbs, tmp_path: P
     ]
     config = result["config"]
     assert config["repeat"] == 3
+    assert config["ceilings"] == {"copy_gb_s": 4000, "gemm_tflops": 700}
     assert config["turns_output_tok_s"] == {str(c): rates for c, rates in RATES.items()}
     assert config["client_cpu_shares"] == {"1": 0.15, "4": 0.15}
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
