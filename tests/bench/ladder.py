@@ -82,16 +82,26 @@ def server_flags(ladder: Ladder, folder: Path, args: argparse.Namespace) -> list
 def climb(
     url: str, ladder: Ladder, concurrency: int, *, max_tokens: int, requests: int, turn: int = 0
 ) -> dict[str, Any]:
-    """The report of one load. Each turn has prompts of its own, of which the prefix cache knows nothing."""
+    """The report of one load. Raises RuntimeError if a request failed."""
+    report = load_at(url, ladder, concurrency, max_tokens=max_tokens, requests=requests, turn=turn)
+    if reason := verdict(report):
+        raise RuntimeError(f"c={concurrency}: {reason}: {report['errors']}")
+    return report
+
+
+def load_at(
+    url: str, ladder: Ladder, concurrency: int, *, max_tokens: int, requests: int, turn: int = 0
+) -> dict[str, Any]:
+    """The report, whatever became of the requests.
+
+    Each turn has prompts of its own, of which the prefix cache knows nothing.
+    """
     options = LoadOptions(
         url=url, concurrency=concurrency, requests=requests, chat=False, token_ids=ladder.vocab_size,
         prompt_tokens=ladder.prompt_tokens, max_tokens=max_tokens, ignore_eos=True,
         seed=1_000_000 * turn + 1000 * concurrency + max_tokens,
     )  # fmt: skip
-    report = make_report(uvloop.run(run_load(options)), options)
-    if reason := verdict(report):
-        raise RuntimeError(f"c={concurrency}: {reason}: {report['errors']}")
-    return report
+    return make_report(uvloop.run(run_load(options)), options)
 
 
 def measure(args: argparse.Namespace) -> tuple[list[Rung], dict[str, Any]]:

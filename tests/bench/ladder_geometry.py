@@ -62,6 +62,16 @@ def _qwen35_27b() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _tiny_hybrid() -> dict[str, Any]:
+    return _qwen35_27b() | {
+        "dtype": "float32", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+        "max_position_embeddings": 2048, "eos_token_id": 2,
+    }  # fmt: skip
+
+
 _PEER_27B = {1: 195.3, 2: 298.2, 4: 672.6, 8: 991.8, 16: 1452.9, 32: 1842.8}
 
 LADDERS = {
@@ -91,5 +101,8 @@ LADDERS = {
         prompt_tokens=40,
         max_tokens=24,
     ),
+    "tiny-hybrid": Ladder(
+        target=_tiny_hybrid(), drafter="tiny-dflash2", num_drafts=3, prompt_tokens=40, max_tokens=24
+    ),
 }  # fmt: skip
-"""The last one is for tests and for the CPU: everything is there, and nothing is large."""
+"""The tiny ones are for tests and for the CPU: everything is there, and nothing is large."""

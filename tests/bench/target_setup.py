@@ -15,8 +15,8 @@ from memsvc.device.fixed_frames import ExchangeLayout
 from memsvc.device.lane import Words
 from memsvc.device.row_sampler import RowSampler
 from memsvc.slot_layout import SCALARS_AT, SlotLayout
-from memsvc.wire.base import Epoch, PageId, ReqId
-from memsvc.wire.mem import KindLayout, Layout, Registered
+from memsvc.wire.base import Epoch, ReqId
+from memsvc.wire.mem import Registered
 from memsvc.wire.text import Sampling
 from target_worker.base import Base
 from target_worker.config import DEVICE_TIMES, TargetConfig
@@ -29,8 +29,9 @@ from target_worker.model.config import kind_specs
 from target_worker.model.weights import load_target
 from tests.bench.ladder_geometry import Ladder
 from tests.bench.propose_geometry import GEOMETRIES
+from tests.bench.target_pages import PAGE_SIZE, Wanted, lay_out
+from tests.bench.target_states import SlotStates, state_len
 
-PAGE_SIZE = 16
 _PATIENCE_S = 60.0
 SPARE_STEPS = 16
 """Verifies that may move a request on before its slot is set back: there are pages for so many."""
@@ -96,13 +97,7 @@ class Setup:
         rng = np.random.default_rng(0)
         self.tokens = {slot: self._random_tokens(rng, job.num_tokens(slot)) for slot in self.slot_numbers}
         self.drafts = {slot: self._random_tokens(rng, job.ladder.num_drafts) for slot in self.slot_numbers}
-        counts = [-(-(job.num_tokens(slot) + SPARE_STEPS * block_size) // PAGE_SIZE) for slot in self.slot_numbers]
-        # In no order, as pages come after a while. Page 0 is the dummy.
-        order = [PageId(page) for page in (rng.permutation(sum(counts)) + 1).tolist()]
-        self.pages = {
-            slot: [order.pop() for _ in range(num)] for slot, num in zip(self.slot_numbers, counts, strict=True)
-        }
-        self.base = self._make_base(folder, 1 + sum(counts))
+        self.base = self._make_base(folder, rng)
 
     @property
     def slot_numbers(self) -> range:
@@ -112,18 +107,34 @@ class Setup:
     def _random_tokens(self, rng: np.random.Generator, num: int) -> list[int]:
         return rng.integers(0, self.shape.vocab_size, num).tolist()
 
-    def _make_base(self, folder: Path, num_pages: int) -> Base:
+    @property
+    def is_hybrid(self) -> bool:
+        """The target has states."""
+        return self.shape.linear is not None
+
+    @property
+    def state_lens(self) -> dict[int, int]:
+        """Tokens that the states of each slot have seen before its verify."""
+        return {slot: state_len(slot, self.job.context, self.config.block_size) for slot in self.slot_numbers}
+
+    def writes_states(self, slot: int) -> bool:
+        """A verify of this slot does: its context has passed a page edge that its states have not."""
+        return self.is_hybrid and self.state_lens[slot] <= self.job.context - PAGE_SIZE
+
+    def _make_base(self, folder: Path, rng: np.random.Generator) -> Base:
         config = self.config
-        (spec,) = kind_specs(self.shape, PAGE_SIZE, str(self.model.dtype).removeprefix("torch."))
-        kind = KindLayout(spec.name, spec.page_bytes, PAGE_SIZE, 0, spec.window, 1, spec.page_bytes, num_pages)
+        dtype = str(self.model.dtype).removeprefix("torch.")
         slots = SlotLayout(config.max_running_requests, config.block_size, self.shape.vocab_size)
         row_bytes = len(config.target_layer_ids) * self.shape.hidden_size * self.item_bytes
         parts = ExchangeLayout(feature_bytes=config.sizes.feature_rows * row_bytes, slot_bytes=slots.num_bytes)
-        pool_bytes = num_pages * spec.page_bytes
-        layout = Layout(
-            arena_bytes=pool_bytes + parts.num_bytes, frame_bytes=spec.page_bytes, num_frames=num_pages,
-            page_size=PAGE_SIZE, kinds=[kind], exchange_offset=pool_bytes, exchange_bytes=parts.num_bytes,
-        )  # fmt: skip
+        spare = SPARE_STEPS * config.block_size
+        wanted = {
+            slot: Wanted(num_tokens=self.job.num_tokens(slot) + spare, writes_states=self.writes_states(slot))
+            for slot in self.slot_numbers
+        }
+        layout, self.pages = lay_out(
+            kind_specs(self.shape, PAGE_SIZE, dtype, config.block_size), wanted, parts.num_bytes, rng
+        )
         arena = torch.zeros(layout.arena_bytes, dtype=torch.uint8, device=self.job.device)
         return Base(
             config=config, run_dir=folder, context=None, client=None,  # type: ignore[arg-type]
@@ -144,6 +155,8 @@ class Steps(CudaEngine):
         self.exchange = Exchange.of(self._base)
         self._lane = self.lane(Words.of_target(self.exchange.slots))
         self._work = self._make_work(self.exchange)
+        states = self.parts.memory.states
+        self._states = SlotStates(states, setup.pages, setup.state_lens) if states else None
         self._kept = torch.empty(0)
 
     def lane(self, words: Words) -> TargetLane:
@@ -179,7 +192,7 @@ class Steps(CudaEngine):
         for slot in self.setup.slot_numbers:
             tokens = self.setup.tokens[slot]
             assert self._tables.add(ReqId(slot)) == slot
-            self._tables.set_row(ReqId(slot), self.setup.pages[slot])
+            self._tables.set_row(ReqId(slot), self.setup.pages[slot].kv)
             sampler = RowSampler(
                 Sampling(temperature=0.0, seed=slot, max_tokens=1 << 20, ignore_eos=True),
                 eos_ids=self.setup.shape.eos_ids, prompt=tokens[: job.context], output=tokens[job.context :][:1],
@@ -188,6 +201,8 @@ class Steps(CudaEngine):
             self._work.writer.set(slot, "num_drafts", job.ladder.num_drafts)
         with self._lane.running():
             self.parts.mirror.push(self._lane.stage)
+            if self._states is not None:
+                self._states.open(self._lane.stage)
             self._work.writer.flush(self._lane.stage)
             drafts = np.array([self.setup.drafts[slot] for slot in self.setup.slot_numbers], dtype=np.int32)
             slots.drafts[1:] = self._lane.stage(drafts)
@@ -200,17 +215,35 @@ class Steps(CudaEngine):
         return slots.words[SCALARS_AT // 4 : slots.layout.stop_ids_at // 4]
 
     def reset(self) -> None:
-        """Enqueue: all slots are as `open` left them."""
+        """Enqueue: all slots are as `open` left them, but for pages: those that a verify writes it does not read."""
         self._moving.copy_(self._kept)
+        if self._states is not None:
+            self._states.reset()
 
     def fill(self) -> None:
-        """Enqueue the context of every request, piece by piece, as prompts are computed."""
-        most = self.setup.job.max_prefill_tokens
+        """Enqueue the context of every request, piece by piece, as prompts are computed.
+
+        Prompts may move the states of a slot, so a hybrid target's are filled again after them.
+        """
         with self._lane.running():
+            if self._states is not None:
+                self._states.aim()
             for slot in self.setup.slot_numbers:
-                for start in range(0, self.setup.job.context, most):
-                    end = min(start + most, self.setup.job.context)
-                    self.prompts([Chunk(slot, start, self.setup.tokens[slot][start:end], False)])
+                self._fill_slot(slot)
+            self.reset()
+
+    def _fill_slot(self, slot: int) -> None:
+        context, most = self.setup.job.context, self.setup.job.max_prefill_tokens
+        stop = self.setup.state_lens[slot] if self.setup.writes_states(slot) else context
+        self._fill_piecewise(slot, range(0, stop, most), stop)
+        if stop < context and self._states is not None:
+            with self._states.standing(self.parts.prompts, stop):
+                self._fill_piecewise(slot, range(stop, context, most), context)
+
+    def _fill_piecewise(self, slot: int, starts: range, stop: int) -> None:
+        for start in starts:
+            end = min(start + starts.step, stop)
+            self.prompts([Chunk(slot, start, self.setup.tokens[slot][start:end], False)])
 
     def choose(self, num_reqs: int) -> None:
         """Enqueue: the first requests are the members of their bucket."""

@@ -1,6 +1,7 @@
 """Settings to be compared in one run: named changes of module constants and of a step before it is captured.
 
     attention-tile=BLOCK,WARPS,STAGES,PROGRAMS   of block attention
+    delta-tile=COLUMNS,WARPS[,REGISTERS]         of a hybrid target's states, in every bucket
     set=memsvc.some.module.NAME=VALUE            any module constant, VALUE a Python literal
     attention-tile=64,4,3,2+set=...              several at a time
 
@@ -11,11 +12,12 @@ import ast
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from memsvc.device.kernels.attention_tiles import AttentionScratch, Tile, padded_rows
+from memsvc.device.kernels.delta_verify import LEAST, DeltaTile
 from target_worker.cuda.verify_step import VerifyStep
 
 BASE = "base"
@@ -111,8 +113,28 @@ def _set_tile(step: VerifyStep, tile: Tile) -> None:
     step._attention.tile = tile
 
 
+def _delta_tile(value: str) -> Setting:
+    try:
+        columns, warps, *rest = (int(part) for part in value.split(","))
+        (registers,) = rest or (None,)
+    except ValueError as error:
+        raise UnknownSettingError(f"delta-tile={value}: COLUMNS,WARPS[,REGISTERS] are wanted") from error
+    is_odd = columns < LEAST or columns & (columns - 1) or warps not in (1, 2, 4, 8, 16)
+    if is_odd or not (registers is None or 24 <= registers <= 255):
+        raise UnknownSettingError(f"delta-tile={value}: no kernel is cut like this")
+    return Setting(on_verify=lambda step: _set_delta_tile(step, DeltaTile(columns, warps, registers=registers)))
+
+
+def _set_delta_tile(step: VerifyStep, tile: DeltaTile) -> None:
+    states = step._memory.states
+    if states is None:
+        raise UnknownSettingError("delta-tile is for hybrid targets, this one has no states")
+    states.sites[:] = [replace(site, tile=tile) for site in states.sites]
+
+
 KNOBS: dict[str, Callable[[str], Setting]] = {
     "attention-tile": _attention_tile,
+    "delta-tile": _delta_tile,
     "set": _constant,
 }
 """What may stand in a variant's name, before an equals sign."""

@@ -15,11 +15,13 @@ from memsvc.device.checkpoint import RandomSource
 from memsvc.wire.text import Sampling
 from target_worker.model.config import TargetShape
 from target_worker.model.weights import build
-from tests.bench import target_steps, target_turns
-from tests.bench.ladder_geometry import LADDERS
-from tests.bench.propose_geometry import BYTES_PER_S, FLOPS_PER_S
-from tests.bench.target_floors import bound, num_params, prompt_floor, verify_floor
+from tests.bench import target_states, target_steps, target_turns
+from tests.bench.ladder_geometry import LADDERS, Ladder
+from tests.bench.propose_geometry import BYTES_PER_S, FLOPS_PER_S, Floor
+from tests.bench.target_floors import bound, num_params, prompt_floor, state_bytes, verify_floor
+from tests.bench.target_pages import PAGE_SIZE
 from tests.bench.target_setup import Job, Setup, Steps
+from tests.support import kernel_bounds
 from tests.support.device_target import DeviceTarget
 from tests.support.kernels import is_interpreted
 
@@ -30,6 +32,16 @@ SMALL = replace(
     target=LADDERS["tiny"].target
     | {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 32, "vocab_size": 300},
 )  # fmt: skip
+LINEAR, FULL = "linear_attention", "full_attention"
+HYBRID = replace(
+    LADDERS["tiny-hybrid"], prompt_tokens=8,
+    target=LADDERS["tiny-hybrid"].target
+    | {"num_hidden_layers": 3, "layer_types": [LINEAR, FULL, LINEAR], "num_attention_heads": 2,
+       "num_key_value_heads": 1, "hidden_size": 32, "vocab_size": 300, "linear_num_key_heads": 1,
+       "linear_num_value_heads": 2, "linear_key_head_dim": 8},
+)  # fmt: skip
+PAST_EDGES = 2 * PAGE_SIZE + 2
+"""A context with states, whose last page edge may have been passed by its newest block."""
 JOB = Job(name="small", ladder=SMALL, concurrency=(2,), context=CONTEXT, prefill=(12,), accept_length=0.0)
 
 
@@ -45,9 +57,14 @@ class Recorded(RandomSource):
         return self.tensors[name].clone()
 
 
-def write_target(folder: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
+@pytest.fixture
+def rows_of_one_load_lie_in_ring_and_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_bounds.allow_several_operands(monkeypatch)
+
+
+def write_target(folder: Path, device: str = "cpu", ladder: Ladder = SMALL) -> dict[str, torch.Tensor]:
     """A checkpoint of the weights that the bench makes at random on that device."""
-    (folder / "config.json").write_text(json.dumps(SMALL.target), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(ladder.target), encoding="utf-8")
     source = Recorded(device)
     build(TargetShape.from_folder(folder), source, torch.float32, device)
     save_file({name: tensor.cpu() for name, tensor in source.tensors.items()}, str(folder / "model.safetensors"))
@@ -59,18 +76,18 @@ def executed(folder: Path, setup: Setup, device: str) -> tuple[list[list[int]], 
 
     The first tokens and the drafts that it had go into setup: of slot 1 the first draft is right.
     """
-    taps = setup.config.target_layer_ids
+    taps, context = setup.config.target_layer_ids, setup.job.context
     target = DeviceTarget(folder, device, block_size=BLOCK_SIZE, taps=taps)
     greedy = Sampling(temperature=0.0, seed=1, max_tokens=40, ignore_eos=True)
     reqs = {
-        rid: target.open(rid, setup.tokens[1 if rid == 3 else rid][:CONTEXT], CONTEXT + 2 * BLOCK_SIZE, greedy)
+        rid: target.open(rid, setup.tokens[1 if rid == 3 else rid][:context], context + 2 * BLOCK_SIZE, greedy)
         for rid in (1, 2, 3)
     }
-    first = target.step([], dict.fromkeys(reqs.values(), CONTEXT))
+    first = target.step([], dict.fromkeys(reqs.values(), context))
     (right,) = target.step([reqs[3]])[reqs[3]]
     setup.drafts[1][0] = right
     for slot in (1, 2):
-        (setup.tokens[slot][CONTEXT],) = first[reqs[slot]]
+        (setup.tokens[slot][context],) = first[reqs[slot]]
         target.draft(reqs[slot], setup.drafts[slot])
     found = target.step([reqs[1], reqs[2]])
     assert target.features is not None
@@ -85,12 +102,17 @@ def verified(steps: Steps) -> tuple[list[list[int]], torch.Tensor]:
     return steps.tokens(2), steps.features(2 * BLOCK_SIZE).cpu()
 
 
-def test_a_verify_gives_what_the_executor_gives(tmp_path: Path, device: str):
+@pytest.mark.usefixtures("rows_of_one_load_lie_in_ring_and_block")
+@pytest.mark.parametrize(("ladder", "context"), [(SMALL, CONTEXT), (HYBRID, PAST_EDGES)], ids=["dense", "hybrid"])
+def test_a_verify_gives_what_the_executor_gives(
+    ladder: Ladder, context: int, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(target_states, "EVERY", 2)
     for name in ("bench", "checkpoint"):
         (tmp_path / name).mkdir()
-    write_target(tmp_path / "checkpoint", device)
+    write_target(tmp_path / "checkpoint", device, ladder)
     with torch.inference_mode():
-        setup = Setup(replace(JOB, device=device), tmp_path / "bench")
+        setup = Setup(replace(JOB, ladder=ladder, context=context, device=device), tmp_path / "bench")
         wanted, features = executed(tmp_path / "checkpoint", setup, device)
         assert [len(tokens) for tokens in wanted] == [2, 1]
         steps, split = Steps(setup), Steps(setup, is_split=True)
@@ -102,11 +124,48 @@ def test_a_verify_gives_what_the_executor_gives(tmp_path: Path, device: str):
         tokens, found = verified(steps)
         assert tokens == wanted
         torch.testing.assert_close(found, features, rtol=1e-4, atol=1e-4)
-        assert steps.exchange.slots.length[1:3].tolist() == [CONTEXT + 2, CONTEXT + 1]
+        assert steps.exchange.slots.length[1:3].tolist() == [context + 2, context + 1]
         again, once_more = verified(steps)
         assert again == tokens
         assert torch.equal(once_more, found), "a slot that is reset stands where it stood"
         assert verified(split)[0] == tokens, "several take turns in one memory"
+
+
+@pytest.mark.usefixtures("rows_of_one_load_lie_in_ring_and_block")
+def test_a_verify_writes_states_of_requests_that_passed_a_page_edge(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(target_states, "EVERY", 2)
+    with torch.inference_mode():
+        setup = Setup(replace(JOB, ladder=HYBRID, context=PAST_EDGES, device=device), tmp_path)
+        assert [setup.writes_states(slot) for slot in (1, 2)] == [False, True]
+        own = setup.pages[2]
+        assert len({*own.states, *own.states_read}) == 4
+        assert setup.pages[1].states == setup.pages[1].states_read
+        steps = Steps(setup)
+        steps.capture()
+        steps.open()
+        steps.fill()
+        states = steps.parts.memory.states
+        assert states is not None
+        tables = states.mirror.tables
+
+        def stand() -> tuple[list[int], list[list[int]]]:
+            return tables.state_len[1:3].tolist(), tables.state_in[1:3].tolist()
+
+        before = stand()
+        assert before == ([2 * PAGE_SIZE, PAGE_SIZE], [setup.pages[1].states, own.states_read])
+        verified(steps)
+        assert stand() == ([2 * PAGE_SIZE] * 2, [setup.pages[1].states, own.states])
+        steps.reset()
+        assert stand() == before
+
+
+def test_one_request_of_four_writes_its_states():
+    lens = [target_states.state_len(slot, 1300, 9) for slot in range(1, 9)]
+    assert lens == [1296, 1296, 1296, 1280] * 2
+    assert target_states.state_len(4, 1305, 9) == 1296, "no block of nine rows has passed the edge just now"
+    assert target_states.state_len(4, 9, 9) == 0
 
 
 def test_prompts_are_cut_as_the_ladder_has_them():
@@ -117,12 +176,16 @@ def test_prompts_are_cut_as_the_ladder_has_them():
     assert replace(job, prefill=()).num_tokens(1) == 1301
 
 
-def test_parameters_are_those_of_the_matrices(tmp_path: Path):
-    tensors = write_target(tmp_path)
+@pytest.mark.parametrize("ladder", [SMALL, HYBRID], ids=["dense", "hybrid"])
+def test_parameters_are_those_of_the_matrices(ladder: Ladder, tmp_path: Path):
+    tensors = write_target(tmp_path, ladder=ladder)
     matrices = {name: tensor.numel() for name, tensor in tensors.items() if tensor.dim() == 2}
-    assert set(matrices) >= {"lm_head.weight", "model.layers.2.self_attn.o_proj.weight"}
-    head = matrices.pop("lm_head.weight")
-    del matrices["model.embed_tokens.weight"]
+    assert any(name.endswith("layers.1.self_attn.o_proj.weight") for name in matrices)
+    head, embedding = (
+        matrices.pop(next(name for name in matrices if name.endswith(end)))
+        for end in ("lm_head.weight", "embed_tokens.weight")
+    )
+    assert head == embedding
     assert num_params(TargetShape.from_folder(tmp_path)) == (sum(matrices.values()), head)
 
 
@@ -139,12 +202,35 @@ def test_floors_are_bytes_for_few_rows_and_operations_for_many():
     whole, parts = prompt_floor(shape, [2048], 2), prompt_floor(shape, [1024, 1024], 2)
     assert bound(whole) == "flops"
     head = 2 * 4096 * 151936
+    assert isinstance(whole, Floor)
+    assert isinstance(parts, Floor)
     assert whole.flops - parts.flops == pytest.approx(4 * 4096 * 36 * 1024 * 1024 - head)
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, file: Path, device: str, *flags: str) -> tuple[int, dict[str, Any]]:
+def test_a_hybrids_floors_are_those_of_weights_and_of_what_requests_have():
+    shape = TargetShape.from_json(LADDERS["qwen38-27b-dflash2"].target, {})
+    assert 2 * sum(num_params(shape)) == pytest.approx(51.2e9, rel=2e-3)
+    # 48 states of 48 x 128 x 128 numbers and three rows of 10240 channels; rings of 11.5 rows read and nine written.
+    own = 48 * (1.25 * (48 * 128 * 128 * 4 + 3 * 10240 * 2) + 20.5 * (10240 * 2 + 48 * 8))
+    assert state_bytes(shape, 9, 2) == pytest.approx(own)
+    one, few, many = (verify_floor(shape, num, 9, 1300, 2) for num in (1, 4, 32))
+    assert (bound(few), bound(many)) == ("bytes", "flops")
+    kv = 16 * 2 * 4 * 256 * 2 * 1300
+    assert few.us - one.us == pytest.approx(3 * (own + kv) / BYTES_PER_S * 1e6)
+    assert many.us == pytest.approx((2 * 288 * 25.62e9 / FLOPS_PER_S + 32 * (own + kv) / BYTES_PER_S) * 1e6, rel=1e-3)
+    # Of others, who count states as written in every step.
+    for num, wanted_ms in {1: 11.9, 4: 12.3, 8: 12.7, 16: 13.4, 32: 21.6}.items():
+        assert 0.96 < verify_floor(shape, num, 9, 1300, 2).us / 1e3 / wanted_ms < 1.01
+    whole, parts = prompt_floor(shape, [2048], 2), prompt_floor(shape, [1024, 1024], 2)
+    assert bound(whole) == bound(parts) == "flops"
+    assert 0.95 < whole.us / parts.us < 1.05
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, file: Path, device: str, *flags: str, ladder: Ladder = SMALL
+) -> tuple[int, dict[str, Any]]:
     """Exit status and JSON of the command."""
-    monkeypatch.setitem(LADDERS, "small", SMALL)
+    monkeypatch.setitem(LADDERS, "small", ladder)
     monkeypatch.setattr(target_turns, "WARM_UPS", 1)
     argv = ["--geometry", "small", "--device", device, "--context", str(CONTEXT), "--repeats", "1", "--json", str(file)]
     return target_steps.main([*argv, *flags]), json.loads(file.read_text())
@@ -172,6 +258,18 @@ def test_all_is_measured_of_every_variant(
     printed = capsys.readouterr().out
     assert printed.count(" 1x6 ") == 2, "the short table is there"
     assert printed.splitlines()[-1].startswith("not measured: {'variant': 'nothing=1'")
+
+
+def test_variants_of_a_hybrid_begin_where_base_began(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str):
+    monkeypatch.setattr(target_states, "EVERY", 1)
+    flags = ["--concurrency", "1", "--prefill", "6", "--context", str(PAGE_SIZE + 1)]
+    flags += ["--variants", "delta-tile=16,2", "--accept-length", "3"]
+    status, found = measured(monkeypatch, tmp_path / "steps.json", device, *flags, ladder=HYBRID)
+    assert (status, found["failures"]) == (0, [])
+    assert [row["step"] for row in found["rows"]] == ["verify", "prefill"] * 2
+    for row in found["rows"]:
+        assert row["apart"] < 1e-5, "prompts of base have moved states"
+        assert row.get("steady", True)
 
 
 def test_a_table_has_what_is_there_and_a_line_for_each_row():

@@ -4,11 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from memsvc.device.kernels import block_attention, mlp
 from memsvc.device.kernels.attention_tiles import AttentionScratch, Tile
+from memsvc.device.kernels.delta_verify import DeltaSite, DeltaTile
 from tests.bench.variants import KNOBS, Setting, UnknownSettingError, parse_variant
 
 MERGE = "set=memsvc.device.kernels.block_attention._MERGE_PROGRAMS"
@@ -56,10 +58,22 @@ def test_a_tile_comes_with_room_for_its_parts():
     assert small._attention.num_chunks == before.num_chunks, "never less than there was"
 
 
+def test_a_tile_of_states_is_every_layers():
+    sites = [DeltaSite(memory=None, layer=layer, conv=torch.zeros(4, 8)) for layer in (0, 1)]  # type: ignore[arg-type]
+    step: Any = SimpleNamespace(_memory=SimpleNamespace(states=SimpleNamespace(sites=sites)))
+    parse_variant("delta-tile=32,4").change(step)
+    assert [(site.layer, site.tile) for site in sites] == [(0, DeltaTile(32, 4)), (1, DeltaTile(32, 4))]
+    parse_variant("delta-tile=64,8,128").change(step)
+    assert sites[1].tile == DeltaTile(64, 8, registers=128)
+    dense: Any = SimpleNamespace(_memory=SimpleNamespace(states=None))
+    with pytest.raises(UnknownSettingError, match="no states"):
+        parse_variant("delta-tile=32,4").change(dense)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("faster", "'faster' is none of attention-tile, set"),
+        ("faster", "'faster' is none of attention-tile, delta-tile, set"),
         (f"{MERGE}=much", "ValueError"),
         (f"{MERGE}=0.5", "is of another type"),
         ("set=memsvc.nowhere.NUMBER=3", "ModuleNotFoundError"),
@@ -67,6 +81,10 @@ def test_a_tile_comes_with_room_for_its_parts():
         ("set=NUMBER=3", "ValueError"),
         ("attention-tile=64,4,3", "BLOCK,WARPS,STAGES,PROGRAMS"),
         ("attention-tile=48,4,3,2", "no kernel is cut like this"),
+        ("delta-tile=64", "COLUMNS,WARPS"),
+        ("delta-tile=64,8,128,1", "COLUMNS,WARPS"),
+        ("delta-tile=8,4", "no kernel is cut like this"),
+        ("delta-tile=64,8,0", "no kernel is cut like this"),
         ("attention-tile=64,4,3,2,1", "BLOCK,WARPS,STAGES,PROGRAMS"),
     ],
 )
