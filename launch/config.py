@@ -8,6 +8,7 @@ from launch.silence import LOOK_S, SILENT_LOOKS
 from memsvc.config import LOG_LEVELS
 from memsvc.core.config import EVICTION_POLICIES
 from target_worker.config import ATTENTION_BACKENDS
+from target_worker.model.fp8_stacks import QUANTIZATIONS
 
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
@@ -67,6 +68,8 @@ class LaunchConfig:
     """Tokens between stored states of a long prompt, for models with recurrent layers. 0 = by their size."""
     dtype: str = "auto"
     """Of weights and KV; auto is the checkpoint's, or float32 for a bfloat16 one on a CPU that cannot multiply it."""
+    quantization: str = ""
+    """fp8 rounds the matrices of the target's layers while they are read; empty leaves them as they are stored."""
     load_format: str = "auto"
     """auto reads the weights, dummy makes random ones."""
     device: str = "cpu"
@@ -114,6 +117,10 @@ class LaunchConfig:
             raise ValueError(
                 f"--attention-backend {self.attention_backend} needs a CUDA device; --device is {self.device}"
             )
+        if self.quantization and not self.is_cuda:
+            raise ValueError(f"--quantization {self.quantization} needs a CUDA device; --device is {self.device}")
+        if self.quantization and self.dtype not in ("auto", "bfloat16"):
+            raise ValueError(f"--quantization {self.quantization} computes in bfloat16; --dtype is {self.dtype}")
         if self.speculative_algorithm == NO_SPECULATION and (self.draft_model_path or self.asks_for_speculation):
             raise ValueError("--speculative-algorithm none, but other flags name a drafter or ask for drafts")
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
@@ -165,6 +172,7 @@ def _check_choices(config: LaunchConfig) -> None:
         "--radix-eviction-policy": (config.eviction_policy, EVICTION_POLICIES),
         "--dtype": (config.dtype, DTYPES),
         "--load-format": (config.load_format, LOAD_FORMATS),
+        "--quantization": (config.quantization, QUANTIZATIONS),
         "--log-level": (config.log_level, LOG_LEVELS),
         "--attention-backend": (config.attention_backend, ATTENTION_BACKENDS),
         "--mps": (config.mps, MPS_CHOICES),

@@ -93,7 +93,7 @@ def device_parts(config: LaunchConfig, models: Models) -> list[DevicePart]:
     """All that is taken beside the arena, a line each; the shared weights lie in the arena and are not among it."""
     item = DTYPE_BYTES[models.target.resolve_dtype(config.dtype)]
     target = _target_sizes(models)
-    weights = target_weight_bytes(models.target, config.dtype) - shared_bytes(config, models)
+    weights = target_weight_bytes(models.target, config.dtype, models.fp8) - shared_bytes(config, models)
     places = bucket_sizes(config.cuda_graph_max_bs, config.max_running_requests)[-1]
     rows = places * models.block_size
     parts = [

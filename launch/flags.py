@@ -82,6 +82,8 @@ FLAGS = (
          "tokens between stored states of a long prompt, for models with recurrent layers, 0 = by their size",
          {"type": int, "metavar": "TOKENS"}),
     Flag("--dtype", "dtype", "of weights and KV", {"choices": DTYPES}),
+    Flag("--quantization", "quantization", "CUDA: fp8 holds and multiplies the target's layers in 8 bits",
+         {"metavar": "NAME"}),
     Flag("--load-format", "load_format", "dummy makes random weights", {"choices": LOAD_FORMATS}),
     Flag("--device", "device", "where the models run: cpu, cuda or cuda:N", {"metavar": "DEVICE"}),
     Flag("--mem-fraction-static --gpu-memory-utilization", "mem_fraction_static",

@@ -7,11 +7,14 @@ from draft_worker.config import DraftConfig
 from draft_worker.config import kind_specs as draft_kinds
 from draft_worker.shape import DraftShape
 from launch.config import LaunchConfig
+from launch.weight_bytes import stored_fp8
 from memsvc.device.hf_config import read_config
-from memsvc.device.quant_config import is_int8
+from memsvc.device.quant_config import is_quantised
 from memsvc.wire.mem import KindSpec
 from target_worker.model.config import DTYPE_BYTES, TargetShape
 from target_worker.model.config import kind_specs as target_kinds
+from target_worker.model.fp8_stacks import FP8, Stack, fp8_stacks, stays_fp8
+from target_worker.model.wanted import wanted_tensors
 
 WIDTHS = (0, 1, 2, 3, 5, 7, 11, 15)
 """Numbers of drafts that auto chooses from: neighbours differ by about as much as can be told apart."""
@@ -37,6 +40,8 @@ class Models:
     """One token's features in the target's dtype; 0 without speculation."""
     weight_bytes: int
     """What all weight files come to in memory."""
+    fp8: frozenset[Stack]
+    """Matrices of the target that are kept in fp8."""
 
     @property
     def block_size(self) -> int:
@@ -77,12 +82,20 @@ def read_models(config: LaunchConfig, model_path: Path) -> Models:
         kinds=tuple(kinds),
         feature_row_bytes=row_bytes,
         weight_bytes=sum(_weight_bytes(folder, target.resolve_dtype(config.dtype)) for folder in folders),
+        fp8=_fp8(config, target, model_path),
     )
+
+
+def _fp8(config: LaunchConfig, target: TargetShape, model_path: Path) -> frozenset[Stack]:
+    if config.quantization == FP8:
+        return fp8_stacks(wanted_tensors(target))
+    stays = config.load_format == "auto" and stays_fp8(config.device, target.resolve_dtype(config.dtype))
+    return stored_fp8(model_path) if stays else frozenset()
 
 
 def _weight_bytes(folder: Path, dtype: str) -> int:
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return stored * DTYPE_BYTES[dtype] if is_int8(read_config(folder)) else stored
+    return stored * DTYPE_BYTES[dtype] if is_quantised(read_config(folder)) else stored
 
 
 def _num_drafts(config: LaunchConfig, draft: DraftShape | None) -> int:

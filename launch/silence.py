@@ -11,6 +11,31 @@ SILENT_LOOKS = 10
 of a model; the shortest patience of a worker with a memory service that does not answer is longer."""
 
 
+LOADING_LOOKS = 10
+"""Looks between two lines about a process that still loads. Large models are read, and kernels compiled, for minutes."""
+
+
+class Loading:
+    """Who has been started and is not ready yet."""
+
+    def __init__(self) -> None:
+        self._looks: dict[str, int] = {}
+
+    def begin(self, role: str) -> None:
+        """role has been started."""
+        self._looks[role] = 0
+
+    def end(self, role: str) -> None:
+        """It is ready, or has ended."""
+        self._looks.pop(role, None)
+
+    def look(self) -> list[tuple[str, int]]:
+        """Time for a look: about whom there is something to say, and after how many looks."""
+        for role in self._looks:
+            self._looks[role] += 1
+        return [(role, looks) for role, looks in self._looks.items() if looks % LOADING_LOOKS == 0]
+
+
 class Silence:
     """Processes are watched from Ready on: before it they load, and the supervisor has another limit for that."""
 

@@ -133,6 +133,7 @@ class Run:
             dtype=config.dtype,
             device=config.torch_device,
             load_format=config.load_format,
+            quantization=config.quantization,
             page_size=config.page_size,
             max_running_requests=config.max_running_requests,
             max_prefill_tokens=config.prefill_tokens,

@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from launch.child import Child, ChildSpec, ending
 from launch.policy import FRONT, Action, AllUp, DoWithout, GiveUp, Kill, Policy, Spawn, Stop, Tell
-from launch.silence import LOOK_S, Silence
+from launch.silence import LOOK_S, Loading, Silence
 from memsvc.inbox import PullInbox
 from memsvc.transport import bind, connect
 from memsvc.wire.codec import encode
@@ -59,6 +59,7 @@ class Supervisor:
         self._on_up = on_up
         self._patience = patience
         self._silence = Silence(math.ceil(patience.hang_s / patience.look_s))
+        self._loading = Loading()
         self._context = zmq.asyncio.Context()
         self._children: dict[str, Child] = {}
         self._ended: dict[str, asyncio.Event] = {}
@@ -109,6 +110,7 @@ class Supervisor:
                     level = logging.DEBUG if role == "memsvc" else logging.INFO
                     for line in lines:
                         logger.log(level, "%s: %s", role, line)
+                    self._loading.end(role)
                     self._silence.heard(role)
                     self._do(self._policy.on_ready(role))
                 case Fatal(role, pid, message) if self._is_current(role, pid):
@@ -121,6 +123,9 @@ class Supervisor:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._patience.look_s)
+            for role, looks in self._loading.look():
+                seconds = looks * self._patience.look_s
+                logger.info("still starting role=%s pid=%d seconds=%.0f", role, self._children[role].pid, seconds)
             silent, hanging = self._silence.look()
             for role in silent:
                 logger.warning("no sign of life role=%s pid=%d", role, self._children[role].pid)
@@ -168,6 +173,7 @@ class Supervisor:
             return
         logger.info("start role=%s pid=%d generation=%d", role, child.pid, generation)
         self._children[role] = child
+        self._loading.begin(role)
         self._ended[role] = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(child.fd, self._on_readable, child)
@@ -189,6 +195,7 @@ class Supervisor:
             # Its Fatal says more than its status, and may not have been read yet.
             await asyncio.sleep(LAST_WORDS_S)
         del self._children[child.role]
+        self._loading.end(child.role)
         self._silence.end(child.role)
         self._ended[child.role].set()
         self._do(self._policy.on_end(child.role, how, time.monotonic()))

@@ -5,53 +5,52 @@ that nobody loads, and a device holds what the workers stack and copy.
 """
 
 import json
+import math
 import struct
 from pathlib import Path
 
 from draft_worker.config import DTYPE_BYTES as DRAFT_DTYPE_BYTES
 from draft_worker.config import resolve_dtype
 from draft_worker.shape import DraftShape
+from memsvc.device.quant_config import HEADER_FP8
 from target_worker.model.config import DTYPE_BYTES, TargetShape
-from target_worker.model.linear_spec import LINEAR, LinearSpec
+from target_worker.model.fp8_stacks import Stack, fp8_stacks, stack_of
+from target_worker.model.wanted import wanted_tensors
 
 _FLOAT32 = 4
 _MAX_HEADER_BYTES = 100 << 20
+_IN_FLOAT32 = (".conv1d.weight", ".A_log", ".dt_bias")
+_WIDENED = (".in_proj_b.weight", ".in_proj_a.weight", ".A_log", ".dt_bias")
+"""A number a head, with zeros up to gate_width."""
+_PLAIN_NORM = ".linear_attn.norm.weight"
+"""The norm of a hybrid that is not zero-centred; the others are held in float32."""
 
 
-def target_weight_bytes(shape: TargetShape, dtype: str) -> int:
-    """All tensors of the target in that dtype (auto: the checkpoint's), embedding and head included."""
+def target_weight_bytes(shape: TargetShape, dtype: str, fp8: frozenset[Stack] = frozenset()) -> int:
+    """All tensors of the target in that dtype (auto: the checkpoint's), embedding and head included.
+
+    fp8: matrices that are held in 8 bits, with a scale a row.
+    """
     item = DTYPE_BYTES[shape.resolve_dtype(dtype)]
-    norm_item = _FLOAT32 if shape.is_hybrid_family else item
-    matrix = shape.vocab_size * shape.hidden_size * item
-    layers = sum(
-        _linear_layer(shape, shape.linear, item)
-        if kind == LINEAR and shape.linear
-        else _full_layer(shape, item, norm_item)
-        for kind in shape.layer_types
-    )
-    ends = 2 * len(shape.layer_types) * shape.hidden_size * norm_item + shape.hidden_size * norm_item
-    return matrix * (1 if shape.tie_word_embeddings else 2) + layers + ends
+    total = 0
+    for name, form in wanted_tensors(shape).items():
+        if shape.linear is not None and name.endswith(_WIDENED):
+            form = (shape.linear.gate_width, *form[1:])
+        if stack_of(name) in fp8:
+            total += math.prod(form) + form[0] * _FLOAT32
+        else:
+            total += math.prod(form) * (_FLOAT32 if _is_float32(shape, name) else item)
+    return total
 
 
-def _full_layer(shape: TargetShape, item: int, norm_item: int) -> int:
-    """Attention and MLP; the two norms over the hidden size are the caller's."""
-    heads, hidden = shape.num_heads * shape.head_dim, shape.hidden_size
-    rows = heads * (2 if shape.is_hybrid_family else 1) + 2 * shape.num_kv_heads * shape.head_dim
-    numbers = rows * hidden + hidden * heads
-    numbers += (rows if shape.qkv_bias else 0) + (hidden if shape.o_bias else 0)
-    qk_norm = 2 * shape.head_dim * norm_item if shape.qk_norm else 0
-    return (numbers + _mlp(shape)) * item + qk_norm
+def _is_float32(shape: TargetShape, name: str) -> bool:
+    is_centred = shape.is_hybrid_family and name.endswith("norm.weight") and not name.endswith(_PLAIN_NORM)
+    return is_centred or name.endswith(_IN_FLOAT32)
 
 
-def _mlp(shape: TargetShape) -> int:
-    hidden, wide = shape.hidden_size, shape.intermediate_size
-    return 3 * hidden * wide + (2 * wide + hidden if shape.mlp_bias else 0)
-
-
-def _linear_layer(shape: TargetShape, spec: LinearSpec, item: int) -> int:
-    rows = spec.conv_dim + spec.value_size + 2 * spec.gate_width
-    numbers = (rows + spec.value_size) * shape.hidden_size + spec.v_dim + _mlp(shape)
-    return numbers * item + (spec.conv_kernel * spec.conv_dim + 2 * spec.gate_width) * _FLOAT32
+def stored_fp8(folder: Path) -> frozenset[Stack]:
+    """Matrices of a target of which a part is stored in fp8."""
+    return fp8_stacks(name for name, dtype in _tensor_dtypes(folder).items() if dtype == HEADER_FP8)
 
 
 def draft_weight_bytes(shape: DraftShape, dtype: str, folder: Path | None) -> int:
@@ -81,7 +80,7 @@ def _draft_layer(shape: DraftShape) -> int:
 
 def _own_rows(shape: DraftShape, folder: Path | None) -> int:
     """Rows of embedding and head that the drafter does not share: its own, or those of a reduced vocabulary."""
-    names = _tensor_names(folder) if folder is not None else set()
+    names = _tensor_dtypes(folder).keys() if folder is not None else set()
     has_own_head = bool(names & {"lm_head.weight", "model.lm_head.weight"})
     rows = shape.draft_vocab_size if has_own_head or shape.draft_vocab_size != shape.vocab_size else 0
     return rows + (shape.vocab_size if names & {"embed_tokens.weight", "model.embed_tokens.weight"} else 0)
@@ -91,9 +90,9 @@ def _vocab_map_bytes(shape: DraftShape) -> int:
     return 8 * shape.draft_vocab_size if shape.draft_vocab_size != shape.vocab_size else 0
 
 
-def _tensor_names(folder: Path) -> set[str]:
+def _tensor_dtypes(folder: Path) -> dict[str, str]:
     """Of all safetensors of a folder. A file that is none is left to the worker, which says more about it."""
-    names: set[str] = set()
+    found: dict[str, str] = {}
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as opened:
             start = opened.read(8)
@@ -102,5 +101,6 @@ def _tensor_names(folder: Path) -> set[str]:
                 header = json.loads(opened.read(size)) if 0 < size <= _MAX_HEADER_BYTES else {}
             except ValueError:
                 continue
-        names.update(header if isinstance(header, dict) else ())
-    return names
+        for name, tensor in header.items() if isinstance(header, dict) else ():
+            found[name] = str(tensor.get("dtype")) if isinstance(tensor, dict) else ""
+    return found

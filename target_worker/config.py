@@ -26,6 +26,8 @@ class TargetConfig:
     """Torch device of weights and arena."""
     load_format: str = "auto"
     """auto reads safetensors, dummy makes random weights."""
+    quantization: str = ""
+    """CUDA: fp8 rounds the layers' matrices; empty leaves them as they are stored."""
     page_size: int = 16
     """Tokens in a page of a token kind."""
     max_running_requests: int = 32

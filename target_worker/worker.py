@@ -12,6 +12,7 @@ import zmq
 
 from memsvc.client import MemoryClient
 from memsvc.device.arena_map import map_arena
+from memsvc.device.fp8 import Fp8Linear
 from memsvc.device.shared_weights import shared_weights
 from memsvc.process import StopFlag
 from memsvc.wire.mem import Layout, Registered
@@ -68,15 +69,16 @@ class Worker:
         if config.draft:
             # The draft co-writes pages of the same requests, so they are this registration's too.
             kinds.append(DRAFT_KV)
-        return self._client.register(
-            config.engine, "target", kinds, fingerprint(config.model_path, dtype, config.load_format)
-        )
+        name = fingerprint(config.model_path, dtype, config.load_format, config.quantization)
+        return self._client.register(config.engine, "target", kinds, name)
 
     def _load(self, layout: Layout, arena: torch.Tensor, shape: TargetShape) -> Decoder:
         config = self._config
         dtype = getattr(torch, shape.resolve_dtype(config.dtype))
         shared = shared_weights(arena, layout, (shape.vocab_size, shape.hidden_size), dtype)
-        return load_target(config.model_path, config.dtype, str(arena.device), config.load_format, shared)[0]
+        return load_target(
+            config.model_path, config.dtype, str(arena.device), config.load_format, shared, config.quantization
+        )[0]
 
     def lines(self) -> list[str]:
         """What an operator reads at start."""
@@ -85,6 +87,9 @@ class Worker:
             f"target={shape.architecture} layers={shape.num_layers} hidden={shape.hidden_size} "
             f"dtype={model.dtype} device={model.device} threads={torch.get_num_threads()} load_s={self._load_s:.1f}"
         ]
+        num_fp8 = sum(isinstance(matrix, Fp8Linear) for matrix in model.matrices)
+        if num_fp8:
+            lines.append(f"fp8 matrices={num_fp8} of {len(model.matrices)}, a scale a row")
         if self._config.simulate_accept_length:
             lines.append(
                 f"accept length is simulated at {self._config.simulate_accept_length:g}: the text is meaningless"

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from memsvc.device.fp8 import Fp8Linear
 from memsvc.device.layers import GatedMlp, Linear, RMSNorm
 from target_worker.model.decoder import Attend, Decoder, DecoderLayer, Tap
 from target_worker.model.delta_layer import Recur
@@ -51,8 +52,10 @@ def fused(model: Decoder) -> FusedDecoder:
 
 
 def is_plain(layer: object) -> bool:
-    """Norm, attention without a gate, norm, MLP."""
-    return isinstance(layer, DecoderLayer) and not layer.is_gated and type(layer.input_norm) is RMSNorm
+    """Norm, attention without a gate, norm, MLP, and weights in floats."""
+    if not isinstance(layer, DecoderLayer) or layer.is_gated or type(layer.input_norm) is not RMSNorm:
+        return False
+    return not any(isinstance(x, Fp8Linear) for x in (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down))
 
 
 def _entering(layer: DecoderLayer) -> tuple[torch.Tensor | None, ...]:

@@ -5,14 +5,16 @@ import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from memsvc.device.fp8 import E4M3, QuantRows, quantise_weight
 from memsvc.device.hf_config import read_json
-from memsvc.device.int8 import FLOATS, dequantise_rows
-from memsvc.device.quant_config import SCALE_SUFFIX, ZERO_POINT_SUFFIX
+from memsvc.device.int8 import FLOATS
+from memsvc.device.quant_config import BLOCK_SCALE_SUFFIX, HEADER_FP8, SCALE_SUFFIX, ZERO_POINT_SUFFIX
+from memsvc.device.scaled_weights import CODES, block_form, scaled
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -36,6 +38,10 @@ class TensorSource(Protocol):
         """The tensor of that name and shape, converted to dtype. ValueError if it is missing or shaped otherwise."""
         ...
 
+    def get_fp8(self, name: str, shape: Form, dtype: torch.dtype) -> QuantRows:
+        """A matrix in e4m3 with one scale a row, for products in dtype: as it is stored, or rounded now."""
+        ...
+
     def has(self, name: str) -> bool:
         """Whether the source holds that name."""
         ...
@@ -48,8 +54,8 @@ class TensorSource(Protocol):
 class CheckpointReader:
     """The safetensors of a Hugging Face folder, one file or sharded. Use as a context manager.
 
-    Files are mapped, so a tensor that keeps its dtype on the CPU is not copied. A matrix stored in int8, as
-    memsvc.device.quant_config describes it, is given in floats like any other; its scales need not be asked for.
+    Files are mapped, so a tensor that keeps its dtype on the CPU is not copied. A matrix stored in int8 or
+    fp8, as memsvc.device.quant_config describes them, is given in floats like any other; its scales need not be asked for.
     """
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
@@ -60,6 +66,7 @@ class CheckpointReader:
         self._file_of = _file_of_names(folder)
         self._open: dict[str, safe_open] = {}
         self._asked: set[str] = set()
+        self._fp8_names: frozenset[str] | None = None
 
     def __enter__(self) -> "CheckpointReader":
         return self
@@ -75,11 +82,28 @@ class CheckpointReader:
     def get(self, name: str, shape: Form, dtype: torch.dtype) -> torch.Tensor:
         """The tensor of that name. Raises ValueError naming it and both shapes if it does not fit."""
         tensor = self._read(name, shape)
-        if tensor.dtype == torch.int8:
-            return dequantise_rows(tensor, self._scale(name, shape), dtype)
+        if tensor.dtype in CODES:
+            return scaled(tensor, self._scales(name, tensor), dtype)
         if tensor.dtype not in FLOATS:
-            raise ValueError(f"{name} in {self._file_of[name]} is {tensor.dtype}, supported are floats and int8")
+            raise ValueError(f"{name} in {self._file_of[name]} is {tensor.dtype}, supported are floats, int8 and e4m3")
         return tensor.to(dtype)
+
+    def get_fp8(self, name: str, shape: Form, dtype: torch.dtype) -> QuantRows:
+        """The matrix in 8 bits. What is stored in e4m3 with a scale a row stays as it is; blocks are rounded anew."""
+        if name not in self.fp8_names():
+            return _rounded(name, self.get(name, shape, dtype), dtype)
+        tensor = self._read(name, shape)
+        scales = self._scales(name, tensor)
+        if scales.shape == (len(tensor), 1):
+            return QuantRows(tensor.contiguous(), scales.float(), dtype)
+        return _rounded(name, scaled(tensor, scales, torch.float32), dtype)
+
+    def fp8_names(self) -> frozenset[str]:
+        """Tensors that are stored in e4m3."""
+        if self._fp8_names is None:
+            found = [name for name in self._file_of if self._header(name).get_dtype() == HEADER_FP8]
+            self._fp8_names = frozenset(found)
+        return self._fp8_names
 
     def unused(self) -> list[str]:
         """Names that were never asked for, sorted."""
@@ -88,18 +112,21 @@ class CheckpointReader:
     def stored(self) -> dict[str, StoredTensor]:
         """What the files say of all tensors, in order of their names, without reading one.
 
-        What belongs to a matrix in int8, its scales or zero points, is left out: get asks for it or refuses it.
+        What belongs to a matrix in 8 bits, its scales or zero points, is left out: get asks for it or refuses it.
         """
         found, beside = {}, set()
         for name, file_name in sorted(self._file_of.items()):
-            try:
-                header = self._file(file_name).get_slice(name)
-            except SafetensorError as exc:
-                raise self._unreadable(name, exc) from exc
+            header = self._header(name)
             found[name] = StoredTensor(file_name, tuple(header.get_shape()))
-            if header.get_dtype() == "I8":
-                beside |= {name + SCALE_SUFFIX, name + ZERO_POINT_SUFFIX}
+            if header.get_dtype() in ("I8", HEADER_FP8):
+                beside |= {name + suffix for suffix in (SCALE_SUFFIX, BLOCK_SCALE_SUFFIX, ZERO_POINT_SUFFIX)}
         return {name: tensor for name, tensor in found.items() if name not in beside}
+
+    def _header(self, name: str) -> Any:
+        try:
+            return self._file(self._file_of[name]).get_slice(name)
+        except SafetensorError as exc:
+            raise self._unreadable(name, exc) from exc
 
     def _unreadable(self, name: str, exc: SafetensorError) -> ValueError:
         return ValueError(f"{self.folder / self._file_of[name]}: cannot read {name}: {exc}")
@@ -117,25 +144,35 @@ class CheckpointReader:
             raise ValueError(f"{name} in {file_name} is {list(tensor.shape)}, the config asks for {list(shape)}")
         return tensor
 
-    def _scale(self, name: str, shape: Form) -> torch.Tensor:
-        """The scales of an int8 matrix of that shape."""
-        if len(shape) != 2:
-            raise ValueError(f"{name} in {self._file_of[name]} is int8 {list(shape)}, only matrices may be")
+    def _scales(self, name: str, codes: torch.Tensor) -> torch.Tensor:
+        """Of a matrix in 8 bits: one a row, [out, 1], or one a block."""
+        form, kind = tuple(codes.shape), "int8" if codes.dtype == torch.int8 else "e4m3"
+        if len(form) != 2:
+            raise ValueError(f"{name} in {self._file_of[name]} is {kind} {list(form)}, only matrices may be")
         if self.has(name + ZERO_POINT_SUFFIX):
-            raise ValueError(f"{name}{ZERO_POINT_SUFFIX} is there: int8 with zero points is not supported")
-        scale = self._read(name + SCALE_SUFFIX, (shape[0], 1))
-        if scale.dtype not in FLOATS:
-            raise ValueError(f"{name}{SCALE_SUFFIX} is {scale.dtype}, scales are floats")
-        wrong = ~(scale.isfinite() & (scale > 0))
+            raise ValueError(f"{name}{ZERO_POINT_SUFFIX} is there: {kind} with zero points is not supported")
+        is_blocks = codes.dtype == E4M3 and self.has(name + BLOCK_SCALE_SUFFIX)
+        beside = name + (BLOCK_SCALE_SUFFIX if is_blocks else SCALE_SUFFIX)
+        scales = self._read(beside, block_form(form) if is_blocks else (form[0], 1))
+        if scales.dtype not in FLOATS:
+            raise ValueError(f"{beside} is {scales.dtype}, scales are floats")
+        wrong = ~(scales.isfinite() & (scales > 0))
         if bool(wrong.any()):
-            raise ValueError(f"{name}{SCALE_SUFFIX}: {int(wrong.sum())} of {len(scale)} scales are not above 0")
-        return scale
+            raise ValueError(f"{beside}: {int(wrong.sum())} of {scales.numel()} scales are not above 0")
+        return scales
 
     def _file(self, file_name: str) -> safe_open:
         if file_name not in self._open:
             opened = safe_open(str(self.folder / file_name), framework="pt", device=self.device)
             self._open[file_name] = self._stack.enter_context(opened)
         return self._open[file_name]
+
+
+def _rounded(name: str, weight: torch.Tensor, dtype: torch.dtype) -> QuantRows:
+    try:
+        return quantise_weight(weight, dtype)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
@@ -192,6 +229,10 @@ class RandomSource:
         generator = torch.Generator(self.device).manual_seed(self.seed ^ zlib.crc32(name.encode()))
         out = torch.empty(shape, dtype=dtype, device=self.device)
         return out.normal_(0.0, 1.0 / math.sqrt(shape[-1]), generator=generator)
+
+    def get_fp8(self, name: str, shape: Form, dtype: torch.dtype) -> QuantRows:
+        """get, rounded to 8 bits."""
+        return quantise_weight(self.get(name, shape, dtype), dtype)
 
     def unused(self) -> list[str]:
         """Nothing is left over."""

@@ -6,8 +6,10 @@ of memsvc.device.gated_delta runs, on any device.
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +17,9 @@ import torch
 
 from memsvc.device.gated_delta import DeltaRows, core_of, gated_delta_rule_to_end, grouped
 from memsvc.device.slots import Stage
+
+_FLA_CONFIGS = Path(__file__).parent / "fla_configs"
+"""A configuration for each of its kernels: from its own lists, without spills, and for devices with 96 KiB a program."""
 
 Rule = Callable[[DeltaRows, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """rule(rows [1, t, ..], state [n, v_heads, k_dim, v_dim] float32) -> (outputs [1, t, v_heads, v_dim], states at the ends).
@@ -124,5 +129,9 @@ class FlaRule:
 
 
 def _import_rule() -> Callable[..., Any]:
+    # Else it compiles and times 59 configurations at its first call: half a minute of a core, to choose what is best for
+    # a prompt of one token; and 25 more for each further size of prompts. FLA_CACHE_MODE=disabled lets it do so.
+    os.environ.setdefault("FLA_CONFIG_DIR", str(_FLA_CONFIGS))
+    os.environ.setdefault("FLA_CACHE_MODE", "default")
     # Under a name of its own, since checkers do without the package.
     return importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule

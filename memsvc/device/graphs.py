@@ -134,6 +134,7 @@ class BucketGraphs:
         """
         if not self._plan.is_captured:
             return
+        logger.info("compiling kernels of batches and capturing graphs buckets=%s", list(self._plan.sizes))
         # A capture gives cached blocks back to the device, which would count as less than nothing.
         torch.cuda.empty_cache()
         started, free_before = time.perf_counter(), torch.cuda.mem_get_info(self._device)[0]

@@ -5,6 +5,8 @@ in a kernel of its own; where a norm follows, that adds them up, and cuBLAS gets
 Measured on an H200 with the norm, docs/benchmarks/gemm-parts-h200.json: 4096 x 12288 takes 28.9 instead of 30.4 us at
 9 rows, 45.4 instead of 53.0 at 288; 4096 x 4096 13.0 instead of 14.1, and 21.7 instead of 24.7; 5120 x 17408 48.6
 instead of 53.8 at 9 rows, but 84.3 instead of 80.5 at 288. Four parts are slower than two everywhere.
+
+Of an fp8 layer the rows are rounded to 8 bits by the kernel before it, where that is one of those here.
 """
 
 from dataclasses import dataclass
@@ -12,11 +14,25 @@ from typing import TypeAlias, overload
 
 import torch
 
-from memsvc.device.kernels.mlp import silu_mul
-from memsvc.device.kernels.norm import Parts, Tap, add_rms_norm
+from memsvc.device.fp8 import Fp8Linear, QuantRows, Rows
+from memsvc.device.kernels.fp8_rows import quantise_rows
+from memsvc.device.kernels.mlp import gate_mul, gate_mul_fp8, silu_mul, silu_mul_fp8
+from memsvc.device.kernels.norm import Parts, Tap, add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
 from memsvc.device.layers import Linear, RMSNorm
 
-__all__ = ["MOST_CUT_ROWS", "AddNorm", "Epilogue", "Gated", "linear", "pays", "product", "product_in_parts"]
+__all__ = [
+    "MOST_CUT_ROWS",
+    "AddNorm",
+    "Epilogue",
+    "Gated",
+    "gate_for",
+    "linear",
+    "linear_for",
+    "norm_for",
+    "pays",
+    "product",
+    "product_in_parts",
+]
 
 NUM_PARTS = 2
 MOST_CUT_ROWS = 288
@@ -46,21 +62,53 @@ Epilogue: TypeAlias = Gated | AddNorm | None
 
 
 @overload
-def linear(x: torch.Tensor, layer: Linear, epilogue: Gated | None = None) -> torch.Tensor: ...
+def linear(x: Rows, layer: Linear, epilogue: Gated | None = None) -> torch.Tensor: ...
 @overload
-def linear(x: torch.Tensor, layer: Linear, epilogue: AddNorm) -> tuple[torch.Tensor, torch.Tensor]: ...
-def linear(
-    x: torch.Tensor, layer: Linear, epilogue: Epilogue = None
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+def linear(x: Rows, layer: Linear, epilogue: AddNorm) -> tuple[torch.Tensor, torch.Tensor]: ...
+def linear(x: Rows, layer: Linear, epilogue: Epilogue = None) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """layer(x) of x [m, k]; with Gated, mlp.silu_mul of it; with AddNorm, (normed, residual) as norm.add_rms_norm's."""
     if isinstance(epilogue, AddNorm):
         return add_rms_norm(product(x, layer), epilogue.residual, epilogue.norm, epilogue.tap)
-    out = layer(x)
+    out = _whole(x, layer)
     return out if epilogue is None else silu_mul(out, epilogue.act)
 
 
-def product(x: torch.Tensor, layer: Linear) -> torch.Tensor | Parts:
+@overload
+def linear_for(following: Linear, x: Rows, layer: Linear, epilogue: Gated) -> Rows: ...
+@overload
+def linear_for(following: Linear, x: Rows, layer: Linear, epilogue: AddNorm) -> tuple[Rows, torch.Tensor]: ...
+def linear_for(
+    following: Linear, x: Rows, layer: Linear, epilogue: Gated | AddNorm
+) -> Rows | tuple[Rows, torch.Tensor]:
+    """linear, whose rows `following` multiplies: in 8 bits if its weight is."""
+    if not isinstance(following, Fp8Linear):
+        return linear(x, layer, epilogue)
+    if isinstance(epilogue, AddNorm):
+        return add_rms_norm_fp8(product(x, layer), epilogue.residual, epilogue.norm, epilogue.tap)
+    return silu_mul_fp8(_whole(x, layer), epilogue.act)
+
+
+def norm_for(following: Linear, x: torch.Tensor, norm: RMSNorm) -> Rows:
+    """norm(x) of x [m, k], likewise."""
+    return rms_norm_fp8(x, norm) if isinstance(following, Fp8Linear) else rms_norm(x, norm)
+
+
+def gate_for(following: Linear, gate: torch.Tensor, up: torch.Tensor, act: str) -> Rows:
+    """mlp.gate_mul, likewise."""
+    return (gate_mul_fp8 if isinstance(following, Fp8Linear) else gate_mul)(gate, up, act)
+
+
+def _whole(x: Rows, layer: Linear) -> torch.Tensor:
+    if isinstance(layer, Fp8Linear):
+        return layer(x if isinstance(x, QuantRows) else quantise_rows(x))
+    assert isinstance(x, torch.Tensor), "rows in 8 bits for a layer that is not"
+    return layer(x)
+
+
+def product(x: Rows, layer: Linear) -> torch.Tensor | Parts:
     """layer(x) of x [m, k] for a norm to follow: in parts where that is faster."""
+    if isinstance(layer, Fp8Linear) or isinstance(x, QuantRows):
+        return _whole(x, layer)
     weight = layer.weight
     is_short = x.is_cuda and weight.dtype.itemsize == 2 and layer.bias is None
     is_cut = is_short and pays(len(x), *weight.shape)

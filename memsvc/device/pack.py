@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from memsvc.device.checkpoint import weight_files
 from memsvc.device.hf_config import read_config
 from memsvc.device.int8 import FLOATS, dequantise_rows, quantise_rows
-from memsvc.device.quant_config import SCALE_SUFFIX, ZERO_POINT_SUFFIX, int8_config, is_int8
+from memsvc.device.quant_config import SCALE_SUFFIX, ZERO_POINT_SUFFIX, int8_config, is_quantised
 from memsvc.device.shards import FILE_BYTES, write_shards
 
 COPIED = (
@@ -70,7 +70,7 @@ def pack_folder(source: Path, out: Path, options: PackOptions) -> Packed:
     Raises ValueError if out is not empty, or source is quantised already or has no safetensors.
     """
     config = read_config(source)
-    if is_int8(config):
+    if is_quantised(config):
         raise ValueError(f"{source / 'config.json'} has a quantization_config: it is packed already")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder")

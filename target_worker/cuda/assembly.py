@@ -1,5 +1,7 @@
 """The engine on a CUDA device: kernels, graphs, the lane and the links put together."""
 
+import logging
+import time
 from collections.abc import Callable
 
 import torch
@@ -29,6 +31,8 @@ from target_worker.mem_link import MemLink
 from target_worker.pools import kv_pool, page_tables
 from target_worker.state_link import StateLink
 from target_worker.width import make_width
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 60.0
 """The first prompts compile kernels."""
@@ -115,7 +119,8 @@ class CudaEngine:
 
     def _warm_up(self) -> None:
         """Prompts of nobody, into the dummy page: kernels are compiled, and the largest step's memory is taken."""
-        config = self._base.config
+        config, started = self._base.config, time.monotonic()
+        logger.info("compiling kernels of prompts attention=%s", self._prefill_name)
         most, ends = config.max_prefill_tokens, min(2, config.max_running_requests)
         # Kernels are compiled anew for one row, for a number of rows that is no multiple of 16, and for one that is.
         for num_tokens, num_ending in ((1, 1), (max(1, most - 1), ends), (most, ends)):
@@ -125,6 +130,7 @@ class CudaEngine:
         if self._linear is not None:
             self._work.catch_up([0], [0])
             self._lane.drain(_PATIENCE_S)
+        logger.info("kernels of prompts compile_s=%.1f", time.monotonic() - started)
 
     def _make_link(self, exchange: Exchange) -> PlanLink:
         contract = self._base.draft_contract(exchange.map)

@@ -10,15 +10,16 @@ from typing import Protocol
 
 import torch
 
+from memsvc.device.fp8 import Rows as LayerRows
 from memsvc.device.kernels.attention_tiles import AttentionScratch
 from memsvc.device.kernels.block_attention import Context, block_attention
 from memsvc.device.kernels.delta_gates import delta_gates, gated_norm
 from memsvc.device.kernels.heads import HeadSpec, rotate_heads_into_pages
-from memsvc.device.kernels.mlp import gate_mul
-from memsvc.device.kernels.norm import Tap, rms_norm
+from memsvc.device.kernels.norm import Tap
 from memsvc.device.kernels.places import Rows
 from memsvc.device.kv_pool import KvPool
-from memsvc.device.linear import AddNorm, Gated, linear
+from memsvc.device.layers import Linear
+from memsvc.device.linear import AddNorm, Gated, gate_for, linear, linear_for, norm_for
 from memsvc.device.slots import SlotState
 from target_worker.cuda.states import DeviceStates
 from target_worker.model.decoder import Decoder, DecoderLayer
@@ -96,10 +97,11 @@ class TargetNetwork:
         """
         layers, model = self.model.layers, self.model
         last = len(layers) - 1
-        u = rms_norm(x, layers[0].input_norm)
+        u = norm_for(_mixing(layers[0]), x, layers[0].input_norm)
         num_full = num_linear = 0
         for i, layer in enumerate(layers):
             norm, tap = model.norm if i == last else layers[i + 1].input_norm, self._tap(i, first_row)
+            following = model.head if i == last else _mixing(layers[i + 1])
             if isinstance(layer, DeltaLayer):
                 out = _recur(num_linear, layer, u, segments)
                 num_linear += 1
@@ -108,15 +110,17 @@ class TargetNetwork:
                 num_full += 1
             if wanted is not None and i == last and tap is None:
                 out, x, wanted = out.index_select(0, wanted), x.index_select(0, wanted), None
-            u, x = linear(out, layer.o, AddNorm(residual=x, norm=layer.post_norm))
-            gated = linear(u, layer.mlp.gate_up, Gated(act=model.shape.hidden_act))
-            u, x = linear(gated, layer.mlp.down, AddNorm(residual=x, norm=norm, tap=tap))
+            mlp = layer.mlp
+            u, x = linear_for(mlp.gate_up, out, layer.o, AddNorm(residual=x, norm=layer.post_norm))
+            gated = linear_for(mlp.down, u, mlp.gate_up, Gated(act=model.shape.hidden_act))
+            u, x = linear_for(following, gated, mlp.down, AddNorm(residual=x, norm=norm, tap=tap))
+        assert isinstance(u, torch.Tensor), "the head takes rows in the model's dtype"
         for segment in segments:
             if segment.recur is not None:
                 segment.recur.finish()
         return u if wanted is None else u.index_select(0, wanted)
 
-    def _attend(self, index: int, layer: DecoderLayer, u: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+    def _attend(self, index: int, layer: DecoderLayer, u: LayerRows, segments: Sequence[Segment]) -> LayerRows:
         """What the layer's output projection multiplies."""
         pages, shape = (self._memory.pool.k(index), self._memory.pool.v(index)), self.model.shape
         qkv = linear(u, layer.qkv)
@@ -129,7 +133,7 @@ class TargetNetwork:
         out = found[0] if len(found) == 1 else torch.cat(found)
         if layer.is_gated:
             first = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-            out = gate_mul(qkv[:, first:], out, "sigmoid")
+            out = gate_for(layer.o, qkv[:, first:], out, "sigmoid")
         return out
 
     def _tap(self, layer: int, first_row: torch.Tensor) -> Tap | None:
@@ -160,7 +164,12 @@ class BlockAttend:
         )  # fmt: skip
 
 
-def _recur(index: int, layer: DeltaLayer, u: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+def _mixing(layer: DecoderLayer | DeltaLayer) -> Linear:
+    """What multiplies the layer's normed rows first."""
+    return layer.proj if isinstance(layer, DeltaLayer) else layer.qkv
+
+
+def _recur(index: int, layer: DeltaLayer, u: LayerRows, segments: Sequence[Segment]) -> torch.Tensor:
     """What the layer's output projection multiplies."""
     spec, heads = layer.spec, layer.spec.num_v_heads
     sizes = [spec.conv_dim, spec.value_size, spec.gate_width, spec.gate_width]

@@ -43,15 +43,17 @@ class DeviceStates:
         """All layers have run over these blocks, and lengths are as they were."""
         move_states(rows, self.memory)
 
-    def catch_up(self, slots: Sequence[int], lengths: Sequence[int], stage: Stage) -> None:
+    def catch_up(self, slots: Sequence[int], lengths: Sequence[int], block_size: int, stage: Stage) -> None:
         """Enqueue what brings the states of slots to the last page edge of these lengths, from the rings alone.
 
-        None of them may be past that edge. That a slot is done does not matter.
+        None of them may be past that edge. That a slot is done does not matter. block_size: of the verifies.
         """
         table = np.zeros(len(self.memory.tables.state_len), dtype=np.int32)
         table[list(slots)] = lengths
-        rows = BlockRows(members=stage(np.array(slots, dtype=np.int32)), lengths=stage(table), block_size=1)
-        # A block of one row that changes nothing. In the ring it has the place of the next row to come.
+        members, lens = stage(np.array(slots, dtype=np.int32)), stage(table)
+        # Blocks of rows that change nothing, run by the kernels that verify compiles anyway. In the ring they have the
+        # places of the next rows to come.
+        rows = BlockRows(members=members, lengths=lens, block_size=block_size, done=torch.zeros_like(lens))
         state, device = self.memory.state, self.memory.recurrent.device
         raw = torch.zeros((rows.num_rows, state.conv_dim), dtype=state.dtype, device=device)
         gates = torch.zeros((rows.num_rows, 2, state.num_heads), device=device)

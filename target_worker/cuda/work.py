@@ -113,7 +113,7 @@ class StepWork:
         assert states is not None, "a dense target has no states"
         with self._parts.lane.running():
             self._push()
-            states.catch_up(slots, lengths, self._parts.lane.stage)
+            states.catch_up(slots, lengths, self._config.block_size, self._parts.lane.stage)
 
     def _push(self) -> None:
         parts = self._parts

@@ -190,13 +190,13 @@ def kind_specs(shape: TargetShape, page_size: int, dtype: str, block_size: int =
     ]
 
 
-def fingerprint(path: str | Path, dtype: str, load_format: str = "auto") -> str:
-    """Names model and dtype: cached KV of another fingerprint is of no use.
+def fingerprint(path: str | Path, dtype: str, load_format: str = "auto", quantization: str = "") -> str:
+    """Names model and arithmetic: cached KV of another fingerprint is of no use.
 
     Covers config.json, and of each safetensors file its name, its size and sixteen samples of 64 KiB.
     """
     folder = Path(path)
-    digest = hashlib.sha256(f"{dtype} {load_format}\n".encode())
+    digest = hashlib.sha256(f"{dtype} {load_format} {quantization}\n".encode())
     digest.update((folder / "config.json").read_bytes())
     for file in sorted(folder.glob("*.safetensors")) if load_format != "dummy" else []:
         size = file.stat().st_size

@@ -64,6 +64,16 @@ class Decoder:
         """The layers with a recurrent state."""
         return [layer for layer in self.layers if isinstance(layer, DeltaLayer)]
 
+    @property
+    def matrices(self) -> list[Linear]:
+        """Of all layers, as they come: into attention or the recurrence, out of it, into the MLP, out of it."""
+        firsts = [layer.proj if isinstance(layer, DeltaLayer) else layer.qkv for layer in self.layers]
+        return [
+            matrix
+            for first, layer in zip(firsts, self.layers, strict=True)
+            for matrix in (first, layer.o, layer.mlp.gate_up, layer.mlp.down)
+        ]
+
     def hidden(
         self,
         token_ids: torch.Tensor,

@@ -11,11 +11,10 @@ from target_worker.model.named import Named
 def delta_layer(named: Named, spec: LinearSpec) -> DeltaLayer:
     """The gated delta net layer of that prefix."""
     float32 = torch.float32
-    parts = _fused(named, spec) if named.wants("linear_attn.in_proj_qkvz.weight") else _separate(named)
     return DeltaLayer(
         spec=spec,
         input_norm=named.norm("input_layernorm"),
-        proj=Linear(torch.cat([*parts[:-2], *(_widened(part, spec) for part in parts[-2:])])).pack(),
+        proj=_projection(named, spec),
         conv=named.get("linear_attn.conv1d.weight", float32)[:, 0].t().contiguous(),
         rate=_widened(-named.get("linear_attn.A_log", float32).exp(), spec),
         dt_bias=_widened(named.get("linear_attn.dt_bias", float32), spec),
@@ -30,13 +29,13 @@ def gated_qkv(named: Named) -> Linear:
     """q, k, v and the output gate as one matrix. In the checkpoint each head's gate follows its query."""
     heads, dim = named.shape.num_heads, named.shape.head_dim
 
-    def stacked(what: str) -> torch.Tensor:
-        pairs = named.get(f"self_attn.q_proj.{what}").unflatten(0, (heads, 2, dim))
-        q, gate = pairs[:, 0].flatten(0, 1), pairs[:, 1].flatten(0, 1)
-        k, v = (named.get(f"self_attn.{name}.{what}") for name in ("k_proj", "v_proj"))
-        return torch.cat((q, k, v, gate))
+    def made(q_gate: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        pairs = q_gate.unflatten(0, (heads, 2, dim))
+        return torch.cat((pairs[:, 0].flatten(0, 1), k, v, pairs[:, 1].flatten(0, 1)))
 
-    return Linear(stacked("weight"), stacked("bias") if named.shape.qkv_bias else None).pack()
+    names = [f"self_attn.{part}_proj" for part in "qkv"]
+    bias = made(*(named.get(f"{name}.bias") for name in names)) if named.shape.qkv_bias else None
+    return named.stacked(made, [named.matrix(name) for name in names], bias)
 
 
 def _widened(x: torch.Tensor, spec: LinearSpec) -> torch.Tensor:
@@ -44,18 +43,24 @@ def _widened(x: torch.Tensor, spec: LinearSpec) -> torch.Tensor:
     return torch.cat((x, x.new_zeros((spec.gate_width - len(x), *x.shape[1:]))))
 
 
-def _separate(named: Named) -> list[torch.Tensor]:
-    """Queries, keys and values; z; b; a."""
-    return [named.get(f"linear_attn.in_proj_{name}.weight") for name in ("qkv", "z", "b", "a")]
+def _projection(named: Named, spec: LinearSpec) -> Linear:
+    """Queries, keys and values; z; b; a, from a matrix each or from two that have all parts of a key head together."""
+    is_fused = named.wants("linear_attn.in_proj_qkvz.weight")
+
+    def made(*stored: torch.Tensor) -> torch.Tensor:
+        *wide, b, a = _separated(*stored, spec=spec) if is_fused else stored
+        return torch.cat((*wide, _widened(b, spec), _widened(a, spec)))
+
+    parts = ("qkvz", "ba") if is_fused else ("qkv", "z", "b", "a")
+    return named.stacked(made, [named.matrix(f"linear_attn.in_proj_{part}") for part in parts])
 
 
-def _fused(named: Named, spec: LinearSpec) -> list[torch.Tensor]:
-    """The same from Qwen3-Next's two matrices, which have all parts of a key head together."""
+def _separated(qkvz: torch.Tensor, ba: torch.Tensor, *, spec: LinearSpec) -> list[torch.Tensor]:
+    """Queries, keys, values, z, b and a of Qwen3-Next's two matrices."""
     heads, group = spec.num_k_heads, spec.num_v_heads // spec.num_k_heads
 
-    def split(name: str, *sizes: int) -> list[torch.Tensor]:
-        weight = named.get(f"linear_attn.{name}.weight").unflatten(0, (heads, sum(sizes)))
-        return [part.flatten(0, 1) for part in weight.split(sizes, dim=1)]
+    def split(weight: torch.Tensor, *sizes: int) -> list[torch.Tensor]:
+        return [part.flatten(0, 1) for part in weight.unflatten(0, (heads, sum(sizes))).split(sizes, dim=1)]
 
     wide = group * spec.v_dim
-    return [*split("in_proj_qkvz", spec.k_dim, spec.k_dim, wide, wide), *split("in_proj_ba", group, group)]
+    return [*split(qkvz, spec.k_dim, spec.k_dim, wide, wide), *split(ba, group, group)]

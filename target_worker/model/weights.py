@@ -12,6 +12,7 @@ from target_worker.model.config import TargetShape
 from target_worker.model.decoder import Decoder, DecoderLayer
 from target_worker.model.delta_layer import DeltaLayer
 from target_worker.model.delta_weights import delta_layer, gated_qkv
+from target_worker.model.fp8_stacks import kept_in_fp8, stays_fp8
 from target_worker.model.linear_spec import LINEAR
 from target_worker.model.named import Named
 from target_worker.model.tensors import refuse_misfits, root_of, wanted_of
@@ -23,10 +24,13 @@ def load_target(
     device: str = "cpu",
     load_format: str = "auto",
     shared: SharedWeights | None = None,
+    quantization: str = "",
 ) -> tuple[Decoder, TargetShape]:
     """The target of a Hugging Face folder, weights in dtype on device; load_format as load_source has it.
 
-    shared: where embedding and head are put, for the draft to read; None keeps them like all others. Raises ValueError if the config is not supported, or a tensor is missing, shaped otherwise or left over.
+    shared: where embedding and head are put, for the draft to read; None keeps them like all others. quantization: fp8
+    rounds the layers' matrices to 8 bits, one after the other; those stored so stay so on a CUDA device anyway. Raises
+    ValueError if the config is not supported, or a tensor is missing, shaped otherwise or left over.
     """
     shape = TargetShape.from_folder(path)
     torch_dtype = getattr(torch, shape.resolve_dtype(dtype))
@@ -34,17 +38,23 @@ def load_target(
     if isinstance(source, CheckpointReader):
         with source:
             refuse_misfits(shape, source)
-            return build(shape, source, torch_dtype, device, shared), shape
-    return build(shape, source, torch_dtype, device, shared), shape
+            return build(shape, source, torch_dtype, device, shared, quantization), shape
+    return build(shape, source, torch_dtype, device, shared, quantization), shape
 
 
 def build(
-    shape: TargetShape, source: TensorSource, dtype: torch.dtype, device: str, shared: SharedWeights | None = None
+    shape: TargetShape,
+    source: TensorSource,
+    dtype: torch.dtype,
+    device: str,
+    shared: SharedWeights | None = None,
+    quantization: str = "",
 ) -> Decoder:
     """The decoder of that shape with weights from source."""
     if shared is not None and shared.is_tied != shape.tie_word_embeddings:
         raise ValueError(f"tie_word_embeddings is {shape.tie_word_embeddings}, the layout was made for the opposite")
-    root, named = root_of(shape, source), Named(source, wanted_of(shape, source), shape, dtype)
+    root, wanted = root_of(shape, source), wanted_of(shape, source)
+    named = Named(source, wanted, shape, dtype, kept_in_fp8(wanted, _staying(source, dtype, device), quantization))
     embedding = named.get(f"{root}embed_tokens.weight")
     if shared is not None:
         # Placed one after the other, so that no two copies of both are held at once.
@@ -55,6 +65,13 @@ def build(
     if shared is not None and not shape.tie_word_embeddings:
         head = shared.fill(shared.head, head)
     return Decoder(shape, embedding, layers, norm, Linear(head).pack(), Rotary(shape.rope, device))
+
+
+def _staying(source: TensorSource, dtype: torch.dtype, device: str) -> frozenset[str]:
+    """Tensors that stay in fp8, because they are stored so."""
+    if not stays_fp8(device, str(dtype).removeprefix("torch.")) or not isinstance(source, CheckpointReader):
+        return frozenset()
+    return source.fp8_names()
 
 
 def _layer(named: Named, is_linear: bool) -> DecoderLayer | DeltaLayer:

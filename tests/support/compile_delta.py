@@ -20,7 +20,7 @@ from tests.support.compiled_kernel import registers_and_stack
 from tests.support.kernel_compiler import Compiled, compile_only
 
 SHORT_BLOCK = 6
-"""With it a chunk holds all rows there can be: the kernel is what nearly all programs of longer blocks run."""
+"""With it a chunk holds all rows there can be: they are run once, without a loop."""
 
 
 def compile_tile(spec: LinearSpec, block_size: int, tile: DeltaTile) -> list[Compiled]:

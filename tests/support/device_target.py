@@ -41,9 +41,18 @@ MAX_REQS = 5
 class DeviceTarget:
     """Requests are opened by hand, with pages for as long as they may get."""
 
-    def __init__(self, folder: Path, device: str, *, block_size: int = 4, taps: Sequence[int] = (), **config: Any):
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        *,
+        block_size: int = 4,
+        taps: Sequence[int] = (),
+        quantization: str = "",
+        **config: Any,
+    ):
         self.device = device
-        self.model, self.shape = load_target(folder, "float32", device)
+        self.model, self.shape = load_target(folder, "float32", device, quantization=quantization)
         kinds = kind_specs(self.shape, PAGE_SIZE, "float32", block_size)
         geometry = solve(kinds)
         pool = PoolConfig(arena_bytes=NUM_FRAMES * geometry.frame_bytes, page_size=PAGE_SIZE, kinds=kinds)

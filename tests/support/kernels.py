@@ -11,7 +11,7 @@ A file of such tests begins with
 
 and imports kernels in its fixtures and tests, or after that line.
 
-Triton's interpreter cuts float32 to bfloat16 off instead of rounding it; the fixture mends that, so that bfloat16
+Triton's interpreter cuts float32 to bfloat16 or e4m3 off instead of rounding it; the fixture mends that, so that their
 results are what the GPU gives. Arithmetic on bfloat16 itself means nothing there: kernels cast to float32 first.
 """
 
@@ -43,7 +43,7 @@ def is_interpreted() -> bool:
 
 @cache
 def mend_interpreter() -> None:
-    """Have the interpreter round float32 to bfloat16 as the GPU does, multiply matrices of it, and loop to run-time ends."""
+    """Have the interpreter round float32 to bfloat16 and e4m3 as the GPU does, multiply matrices of it, and loop to run-time ends."""
     import triton.language as tl
     from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -59,6 +59,13 @@ def mend_interpreter() -> None:
             return TensorHandle(np.asarray(wide).view(np.float32), tl.float32)
         return plain(self, src, dst_type)
 
+    plain_narrowed = InterpreterBuilder.create_fp_to_fp
+
+    def narrowed(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        if (src.dtype.scalar, dst_type.scalar) == (tl.float32, tl.float8e4nv):
+            return TensorHandle(to_e4m3(src.data), tl.float8e4nv)
+        return plain_narrowed(self, src, dst_type, rounding_mode)
+
     plain_dot = InterpreterBuilder.create_dot
 
     def dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
@@ -66,6 +73,7 @@ def mend_interpreter() -> None:
         return plain_dot(self, a, b, *others)
 
     InterpreterBuilder.cast_impl = cast
+    InterpreterBuilder.create_fp_to_fp = narrowed
     InterpreterBuilder.create_dot = dot
     patch_tensor = interpreter._patch_lang_tensor
 
@@ -106,6 +114,16 @@ def to_bfloat16(x: np.ndarray) -> np.ndarray:
     bits = np.asarray(x, dtype=np.float32).view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(x), 0x7FFF, rounded).astype(np.uint16)
+
+
+def to_e4m3(x: np.ndarray) -> np.ndarray:
+    """The bits, uint8, of float32 x in e4m3 as the GPU rounds it: to the nearest, ties to even, cut off at 448."""
+    magnitude = np.minimum(np.abs(np.asarray(x, dtype=np.float32)), np.float32(448))
+    # Below 2^-6 numbers are as far apart as just above it.
+    exponent = np.frexp(np.maximum(magnitude, np.float32(2.0**-6)))[1] - 1
+    steps = np.rint(np.ldexp(magnitude, 3 - exponent))  # 8 to 16 in each power of two
+    bits = np.where(np.isnan(x), 0x7F, (exponent + 6) * 8 + np.nan_to_num(steps))
+    return (bits.astype(np.uint8) | np.where(np.signbit(x), 0x80, 0).astype(np.uint8)).astype(np.uint8)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], ids=["interpreted", "cuda"])

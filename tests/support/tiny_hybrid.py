@@ -110,9 +110,16 @@ class HybridRig:
     page_size = 4
 
     def __init__(
-        self, folder: Path, *, dtype: str = "float32", block: int = 5, num_frames: int = 400, taps: Iterable[int] = ()
+        self,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        block: int = 5,
+        num_frames: int = 400,
+        taps: Iterable[int] = (),
+        quantization: str = "",
     ) -> None:
-        self.model, self.shape = load_target(folder, dtype)
+        self.model, self.shape = load_target(folder, dtype, quantization=quantization)
         self.block = block
         kinds = kind_specs(self.shape, self.page_size, dtype, block)
         geometry = solve(kinds)

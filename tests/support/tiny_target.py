@@ -51,8 +51,16 @@ def make_target(folder: Path, family: str, *, shard: str = "1GB", **overrides: A
 class TargetRig:
     """A target of a folder over its own arena: every byte NaN until written, pages in no order, stride > page."""
 
-    def __init__(self, folder: Path, *, dtype: str = "float32", num_pages: int = 160, taps: Iterable[int] = ()) -> None:
-        self.model, self.shape = load_target(folder, dtype)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        num_pages: int = 160,
+        taps: Iterable[int] = (),
+        quantization: str = "",
+    ) -> None:
+        self.model, self.shape = load_target(folder, dtype, quantization=quantization)
         self.page_size = 4
         (spec,) = kind_specs(self.shape, self.page_size, dtype)
         kind = KindLayout(

@@ -22,9 +22,9 @@ from memsvc.device.kernels.slot_fields import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_each"])
 def summarise(logits, row_stride, col_stride, vocab, members, words, counts, maxima, smallest, owned, num_blocks,
-              ROWS: tl.constexpr, STRIDE: tl.constexpr, DRAFTS_AT: tl.constexpr, DRAFT_WIDTH: tl.constexpr,
+              rows_each, STRIDE: tl.constexpr, DRAFTS_AT: tl.constexpr, DRAFT_WIDTH: tl.constexpr,
               STOPS_AT: tl.constexpr, SEEN_AT: tl.constexpr, COUNT_WIDTH: tl.constexpr, NUM: tl.constexpr,
               WIDTH: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
     """Program (c, r): blocks [c * NUM, (c + 1) * NUM) of row r. Rows of slots that are done are left out.
@@ -34,10 +34,10 @@ def summarise(logits, row_stride, col_stride, vocab, members, words, counts, max
     penalties and min_tokens.
     """
     index = tl.program_id(1)
-    slot = Slot(words, counts, tl.load(members + index // ROWS),
+    slot = Slot(words, counts, tl.load(members + index // rows_each),
                 Sizes(STRIDE, DRAFTS_AT, DRAFT_WIDTH, STOPS_AT, SEEN_AT, COUNT_WIDTH))  # fmt: skip
     if field(slot, DONE) == 0:
-        row = Row(logits + index.to(tl.int64) * row_stride, col_stride, vocab, slot, index % ROWS)
+        row = Row(logits + index.to(tl.int64) * row_stride, col_stride, vocab, slot, index % rows_each)
         first = tl.program_id(0) * NUM
         blocks = first + tl.arange(0, NUM)
         out, inside = index.to(tl.int64) * num_blocks + blocks, blocks < num_blocks

@@ -87,9 +87,9 @@ def _largest_number(row, temperature, num_tiles, TILE: tl.constexpr):
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_each"])
 def cut(logits, row_stride, col_stride, vocab, members, words, counts, maxima, num_blocks, least, weight, last, room,
-        ROWS: tl.constexpr, STRIDE: tl.constexpr, DRAFTS_AT: tl.constexpr, DRAFT_WIDTH: tl.constexpr,
+        rows_each, STRIDE: tl.constexpr, DRAFTS_AT: tl.constexpr, DRAFT_WIDTH: tl.constexpr,
         STOPS_AT: tl.constexpr, SEEN_AT: tl.constexpr, COUNT_WIDTH: tl.constexpr, BLOCKS: tl.constexpr,
         TILE: tl.constexpr, ROOM: tl.constexpr):  # fmt: skip
     """Row r: least, weight, last [rows] of filters.survives. If its largest logit is infinite or NaN, last is its token.
@@ -97,11 +97,11 @@ def cut(logits, row_stride, col_stride, vocab, members, words, counts, maxima, n
     room: int32 [rows, ROOM]. BLOCKS: num_blocks or more, a power of two.
     """
     index = tl.program_id(0)
-    slot = Slot(words, counts, tl.load(members + index // ROWS),
+    slot = Slot(words, counts, tl.load(members + index // rows_each),
                 Sizes(STRIDE, DRAFTS_AT, DRAFT_WIDTH, STOPS_AT, SEEN_AT, COUNT_WIDTH))  # fmt: skip
     temperature = float_field(slot, TEMPERATURE)
     if (field(slot, DONE) == 0) & (temperature > 0.0) & has_filter(slot):
-        row = Row(logits + index.to(tl.int64) * row_stride, col_stride, vocab, slot, index % ROWS)
+        row = Row(logits + index.to(tl.int64) * row_stride, col_stride, vocab, slot, index % rows_each)
         row_maxima = maxima + index.to(tl.int64) * num_blocks
         blocks = tl.arange(0, BLOCKS)
         largest = tl.load(row_maxima + blocks, mask=blocks < num_blocks, other=float("-inf"))

@@ -25,7 +25,7 @@ def _softplus(x):
     return tl.where(x > 20.0, x, small)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _gates(b, a, rate, dt_bias, out, num_rows, b_stride, a_stride, HEADS: tl.constexpr, ROWS: tl.constexpr,
            PAD: tl.constexpr):  # fmt: skip
     rows, heads = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64), tl.arange(0, PAD)
@@ -40,7 +40,7 @@ def _gates(b, a, rate, dt_bias, out, num_rows, b_stride, a_stride, HEADS: tl.con
     tl.store(at + HEADS, activate(y, "sigmoid"), mask=seen)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _gated_norm(x, gate, weight, out, eps, num_rows, gate_stride, gate_place, HEADS: tl.constexpr, WIDTH: tl.constexpr,
                 ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)

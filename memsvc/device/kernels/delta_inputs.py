@@ -90,7 +90,10 @@ def _store_gates(gates, ring_gates, g, beta, row, position, rows, gates_stride, 
     tl.store(beta + row * HEADS + heads, takes, mask=seen)
 
 
-@triton.jit(do_not_specialize=["layer", "first_row", "num_sequences"])
+@triton.jit(
+    do_not_specialize=["layer", "first_row", "num_sequences"],
+    do_not_specialize_on_alignment=["owners", "positions", "sequences"],
+)
 def _convolve(raw, gates, conv, ring_raw, ring_gates, conv_rows, owners, positions, sequences, state_in, ring, q, k, v,
               g, beta, layer, first_row, raw_stride, gates_stride, beta_stride, ring_stride, ring_gates_stride,
               conv_stride, num_sequences, LAYERS: tl.constexpr, CONV: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
@@ -120,7 +123,10 @@ def _convolve(raw, gates, conv, ring_raw, ring_gates, conv_rows, owners, positio
                      HEADS, PAD, PAGE_ROWS, RING_PAGES)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["layer", "num_sequences"])
+@triton.jit(
+    do_not_specialize=["layer", "num_sequences"],
+    do_not_specialize_on_alignment=["owners", "positions", "sequences"],
+)
 def _gather(raw, ring_raw, conv_rows, owners, positions, sequences, state_in, ring, out, layer, raw_stride, ring_stride,
             conv_stride, num_sequences, LAYERS: tl.constexpr, CONV: tl.constexpr, KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr,
             RING_PAGES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip

@@ -127,8 +127,8 @@ def _silu(x):
 
 
 @triton.jit
-def convolve(tiles, channels, seen, conv, CONV: tl.constexpr, KERNEL: tl.constexpr, PRECISION: tl.constexpr):
-    """silu of the convolution of tiles of consecutive rows, float32. Of the first KERNEL - 1 rows it means nothing.
+def convolve(tiles, at, channels, seen, conv, CONV: tl.constexpr, KERNEL: tl.constexpr, PRECISION: tl.constexpr):
+    """silu of the convolution of tiles of rows `at`, float32; they are consecutive. Of the first KERNEL - 1 it is none.
 
     Rows are moved by products with ones and zeros, which are exact for 16-bit numbers.
     """
@@ -137,11 +137,10 @@ def convolve(tiles, channels, seen, conv, CONV: tl.constexpr, KERNEL: tl.constex
         for i in tl.static_range(len(tiles)):
             weight = tl.load(conv + (KERNEL - 1 - age) * CONV + channels[i], mask=seen[i], other=0.0)
             weights += (weight,)
-    to, source = tl.arange(0, tiles[0].shape[0])[:, None], tl.arange(0, tiles[0].shape[0])[None, :]
     totals = ()
     for age in tl.static_range(KERNEL):
         # One after the other: there is no room for all of them.
-        move = (to - source == age).to(tl.float32).to(tiles[0].dtype)
+        move = (at[:, None] - at[None, :] == age).to(tl.float32).to(tiles[0].dtype)
         sums = ()
         for i in tl.static_range(len(tiles)):
             moved = tl.dot(move, tiles[i], input_precision=PRECISION) * weights[age * len(tiles) + i][None, :]

@@ -123,24 +123,6 @@ def _write_state(source, has_state, written, part, k, v, solved, g, decay, at, b
             tl.store(written + part.state[i], state, mask=part.seen_k[i][:, None] & part.seen_v[None, :])
 
 
-@triton.jit(noinline=True)
-def _advance(source, has_state, written, edge, rows, program, conv, CONV: tl.constexpr, KERNEL: tl.constexpr,
-             PAGE_ROWS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr,
-             K_PAD: tl.constexpr, V_DIM: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr, PIECE: tl.constexpr,
-             ROWS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Rows [s, edge): nothing but the state after them. Few steps do so: it is called, with registers of its own."""
-    part = _part_of(program // PARTS, program % PARTS, HEADS, GROUP, K_DIM, K_PAD, V_DIM, COLS, PIECE)
-    at = rows.first + 1 - KERNEL + tl.arange(0, ROWS)
-    raw = load_raw(at, at < edge, rows, part.kv, part.seen_kv, CONV, KERNEL, PAGE_ROWS)
-    g, beta = load_gates(at, rows, part.head, (at >= rows.first) & (at < edge), HEADS, PAGE_ROWS)
-    made = convolve(raw, part.kv, part.seen_kv, conv, CONV, KERNEL, PRECISION)
-    k, v, g = at_unit_length(made[:-1]), made[-1], g.to(tl.float64)
-    decay = tl.cumsum(g, 0)
-    solved = solve(products(k, k, PRECISION), decay, beta, at, PRECISION)
-    _write_state(source, has_state, written, part, k, v, solved, g, decay, at, rows.first, edge, PRECISION)
-    tl.debug_barrier()
-
-
 @triton.jit
 def _read(source, has_state, part, q, k, v, taken, since, held, PRECISION: tl.constexpr):
     """What the block's rows find; of what was asked for they have `taken` [new rows, rows].
@@ -156,25 +138,24 @@ def _read(source, has_state, part, q, k, v, taken, since, held, PRECISION: tl.co
 
 
 @triton.jit
-def _run_rows(source, has_state, written, begin, edge, rows, part, conv, out, scale, B: tl.constexpr,
-              CONV: tl.constexpr, KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr, HEADS: tl.constexpr,
-              V_DIM: tl.constexpr, ROWS: tl.constexpr, NEW: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Rows from `begin` on. The state at `edge`, if it is after it, goes to `written`, outputs of the block to `out`.
+def _run_rows(source, has_state, written, begin, edge, end, rows, part, conv, out, scale, B: tl.constexpr,
+              CONV: tl.constexpr, KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr, HEADS: tl.constexpr, V_DIM: tl.constexpr,
+              ROWS: tl.constexpr, NEW: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Rows [begin, end). The state at `edge`, if it is after begin, goes to `written`, outputs of the block to `out`.
 
     ROWS hold them and the KERNEL - 1 before them. These, and rows after the last, have g = beta = 0: they do nothing.
     """
-    at, new = begin + 1 - KERNEL + tl.arange(0, ROWS), rows.length + 1 - KERNEL + tl.arange(0, NEW)
-    end = rows.length + B
+    at, new = begin + 1 - KERNEL + tl.arange(0, ROWS), end - B + 1 - KERNEL + tl.arange(0, NEW)
     is_new, keeps = (new >= rows.length) & (new < end), (at >= rows.length) & (at < end)
     raw = load_raw(at, at < end, rows, part.kv, part.seen_kv, CONV, KERNEL, PAGE_ROWS)
-    raw_q = load_raw(new, new < end, rows, part.q, part.seen_k, CONV, KERNEL, PAGE_ROWS)
+    raw_q = load_raw(new, (new > begin - KERNEL) & (new < end), rows, part.q, part.seen_k, CONV, KERNEL, PAGE_ROWS)
     g, beta = load_gates(at, rows, part.head, (at >= begin) & (at < end), HEADS, PAGE_ROWS)
     keep_raw(at, keeps & part.is_first_of_key, rows, part.k, part.seen_k, raw[:-1], CONV, PAGE_ROWS)
     keep_raw(at, keeps, rows, part.kv[-1:], part.seen_kv[-1:], raw[-1:], CONV, PAGE_ROWS)
     keep_raw(new, is_new & part.is_first_of_key, rows, part.q, part.seen_k, raw_q, CONV, PAGE_ROWS)
     keep_gates(at, rows, part.head, g, beta, keeps & part.is_first, HEADS, PAGE_ROWS)
-    q = at_unit_length(convolve(raw_q, part.q, part.seen_k, conv, CONV, KERNEL, PRECISION))
-    made = convolve(raw, part.kv, part.seen_kv, conv, CONV, KERNEL, PRECISION)
+    q = at_unit_length(convolve(raw_q, new, part.q, part.seen_k, conv, CONV, KERNEL, PRECISION))
+    made = convolve(raw, at, part.kv, part.seen_kv, conv, CONV, KERNEL, PRECISION)
     # Of large sums differences are taken, which are near 0 between rows that forget little.
     k, v, g = at_unit_length(made[:-1]), made[-1], g.to(tl.float64)
     decay = tl.cumsum(g, 0)
@@ -213,13 +194,17 @@ def _verify(raw, gates, conv, out, recurrent, conv_rows, ring_raw, ring_gates, m
             ring_pages(ring_gates, ids, ring_gates_stride, 2 * HEADS, PAGE_ROWS),
             first - first % (PAGE_ROWS * RING_PAGES), raw + place * B * raw_stride, gates + place * B * gates_stride,
             conv_rows + page * conv_stride, has_state, raw_stride, gates_stride, beta_stride, first, length)  # fmt: skip
-        if MAY_BE_MORE & (KERNEL - 1 + length + B - first > ROWS):
-            # More rows than a chunk holds pass an edge: the state goes there first.
-            _advance(source, has_state, to, edge, rows, program, conv, CONV, KERNEL, PAGE_ROWS, HEADS, GROUP, K_DIM,
-                     K_PAD, V_DIM, COLS, PARTS, PIECE, ROWS, PRECISION)  # fmt: skip
+        is_more = MAY_BE_MORE & (KERNEL - 1 + length + B - first > ROWS)
+        # More rows than a chunk holds pass an edge: the state goes there first. Few steps do so. They go through the same
+        # code twice, since code of its own takes longer to compile than all the rest. Nothing that rows share is taken
+        # out of the loop, where it would lie in registers all along.
+        for turn in tl.range(tl.where(is_more, 2, 1), disable_licm=True):
+            is_last = (turn > 0) | (is_more == 0)
+            end = tl.where(is_last, length + B, edge)
+            _run_rows(source, has_state, to, begin, edge, end, rows, part, conv, out, scale, B, CONV, KERNEL, PAGE_ROWS,
+                      HEADS, V_DIM, ROWS, NEW, PRECISION)  # fmt: skip
+            tl.debug_barrier()
             source, has_state, begin = to, has_state | True, edge
-        _run_rows(source, has_state, to, begin, edge, rows, part, conv, out, scale, B, CONV, KERNEL, PAGE_ROWS, HEADS,
-                  V_DIM, ROWS, NEW, PRECISION)  # fmt: skip
     else:
         for step in range(B):
             tl.store(out + step * (HEADS * V_DIM) + part.out, tl.zeros([COLS], tl.float32), mask=part.seen_v)

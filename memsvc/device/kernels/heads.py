@@ -99,7 +99,7 @@ def turn_heads(source, out, pages, weight, eps, position, frequencies, scale, he
             store_part(pages, head[:, None] * page_head_stride + rest[None, :], tail, seen_rest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "members", "slots"])
 def _rotate(qkv, q, k, v, k_pages, v_pages, positions, members, done, page_table, slots, frequencies, q_weight,
             k_weight, eps, rope_scale, value_scale, qkv_stride, table_stride, table_width, page_stride, token_stride,
             page_head_stride, weight_stride, B: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr,

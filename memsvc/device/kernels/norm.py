@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from memsvc.device.fp8 import QuantRows
+from memsvc.device.kernels.fp8_rows import empty_rows, rounded_to_fp8
 from memsvc.device.kernels.launch import cut, launch, padded
 from memsvc.device.layers import RMSNorm, ZeroCentredRMSNorm
 
@@ -54,10 +56,10 @@ def scaled_norm(x, mean_square, weight, like, eps, CENTRED: tl.constexpr):
     return x * weight
 
 
-@triton.jit
-def _norm(x, residual, weight, out, tap, tap_first, eps, num_rows, x_stride, x_place, x_part, residual_stride,
-          residual_place, tap_stride, PARTS: tl.constexpr, B: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-          BLOCK: tl.constexpr, CENTRED: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["num_rows"])
+def _norm(x, residual, weight, out, scales, like, tap, tap_first, eps, num_rows, x_stride, x_place, x_part,
+          residual_stride, residual_place, tap_stride, PARTS: tl.constexpr, B: tl.constexpr, WIDTH: tl.constexpr,
+          ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     seen = (rows < num_rows)[:, None] & (cols < WIDTH)[None, :]
@@ -69,7 +71,7 @@ def _norm(x, residual, weight, out, tap, tap_first, eps, num_rows, x_stride, x_p
     if PARTS > 0:
         for part in tl.static_range(1, PARTS):
             value += tl.load(x + part * x_part + at_x, mask=seen, other=0.0)
-        value = rounded(value, out)
+        value = rounded(value, like)
     if residual is not None:
         at = (rows // B * residual_place + rows % B * residual_stride)[:, None] + cols[None, :]
         value += tl.load(residual + at, mask=seen, other=0.0).to(tl.float32)
@@ -80,7 +82,10 @@ def _norm(x, residual, weight, out, tap, tap_first, eps, num_rows, x_stride, x_p
         at_tap = (tl.load(tap_first).to(tl.int64) + rows)[:, None] * tap_stride + cols[None, :]
         tl.store(tap + at_tap, value.to(tap.dtype.element_ty), mask=seen)
     mean_square = tl.sum(value * value, 1) / WIDTH
-    value = scaled_norm(value, mean_square[:, None], scale[None, :], out, eps, CENTRED)
+    value = scaled_norm(value, mean_square[:, None], scale[None, :], like, eps, CENTRED)
+    if scales is not None:
+        value, row_scales = rounded_to_fp8(rounded(value, like))
+        tl.store(scales + rows, row_scales, mask=rows < num_rows)
     tl.store(out + rows[:, None] * WIDTH + cols[None, :], value.to(out.dtype.element_ty), mask=seen)
 
 
@@ -90,7 +95,16 @@ def rms_norm(x: torch.Tensor | Parts, norm: RMSNorm) -> torch.Tensor:
     x: [n, width] or [N, B, width], rows contiguous; so the rows whose logits are wanted may be a view of all.
     Or the Parts of such x, contiguous.
     """
-    return _launch(x, None, norm, None)
+    out = _empty(x)
+    _launch(x, None, norm, None, out)
+    return out
+
+
+def rms_norm_fp8(x: torch.Tensor | Parts, norm: RMSNorm) -> QuantRows:
+    """What rms_norm gives, [n, width], in 8 bits for the product that follows."""
+    out = _empty_fp8(x)
+    _launch(x, None, norm, None, out)
+    return out
 
 
 def add_rms_norm(
@@ -100,10 +114,18 @@ def add_rms_norm(
 
     Both of the same shape, as in rms_norm. tap: the sum is copied there too.
     """
-    shape = x.values.shape[1:] if isinstance(x, Parts) else x.shape
-    if shape != residual.shape:
-        raise ValueError(f"x is {list(shape)}, the residual {list(residual.shape)}")
-    return _launch(x, residual, norm, tap), residual
+    out = _empty(x)
+    _launch(x, residual, norm, tap, out)
+    return out, residual
+
+
+def add_rms_norm_fp8(
+    x: torch.Tensor | Parts, residual: torch.Tensor, norm: RMSNorm, tap: Tap | None = None
+) -> tuple[QuantRows, torch.Tensor]:
+    """What add_rms_norm gives, [n, width], the normed rows in 8 bits for the product that follows."""
+    out = _empty_fp8(x)
+    _launch(x, residual, norm, tap, out)
+    return out, residual
 
 
 def tile(width: int) -> tuple[int, int, int]:
@@ -114,21 +136,44 @@ def tile(width: int) -> tuple[int, int, int]:
     return block, *TILES[max(block, min(TILES))]
 
 
-def _launch(x: torch.Tensor | Parts, residual: torch.Tensor | None, norm: RMSNorm, tap: Tap | None) -> torch.Tensor:
-    source = x.values if isinstance(x, Parts) else x
-    form = source[0] if isinstance(x, Parts) else source
+def _form(x: torch.Tensor | Parts) -> torch.Tensor:
+    """A tensor of the shape of what is normed."""
+    return x.values[0] if isinstance(x, Parts) else x
+
+
+def _empty(x: torch.Tensor | Parts) -> torch.Tensor:
+    form = _form(x)
+    return torch.empty(form.shape, dtype=x.dtype, device=form.device)
+
+
+def _empty_fp8(x: torch.Tensor | Parts) -> QuantRows:
+    n, width = _form(x).shape
+    return empty_rows(n, width, x.dtype, _form(x).device)
+
+
+def _launch(
+    x: torch.Tensor | Parts,
+    residual: torch.Tensor | None,
+    norm: RMSNorm,
+    tap: Tap | None,
+    out: torch.Tensor | QuantRows,
+) -> None:
+    source, form = x.values if isinstance(x, Parts) else x, _form(x)
+    if residual is not None and form.shape != residual.shape:
+        raise ValueError(f"x is {list(form.shape)}, the residual {list(residual.shape)}")
     width = form.shape[-1]
-    out = torch.empty(form.shape, dtype=x.dtype, device=form.device)
     block, rows, warps = tile(width)
     num_rows = form.numel() // width
+    values, scales = (out.values, out.scales) if isinstance(out, QuantRows) else (out, None)
+    # Of what it is given the kernel knows the dtype of the product by a tensor alone.
+    like = values if scales is None else torch.empty(0, dtype=x.dtype, device=form.device)
     launch(
-        _norm, (cut(num_rows, rows),), warps, source, residual, norm.weight, out, tap and tap.features,
-        tap and tap.first_row, norm.eps, num_rows, *row_strides(form), source.stride(0),
+        _norm, (cut(num_rows, rows),), warps, source, residual, norm.weight, values, scales, like,
+        tap and tap.features, tap and tap.first_row, norm.eps, num_rows, *row_strides(form), source.stride(0),
         *(row_strides(residual) if residual is not None else (0, 0)), tap.features.stride(0) if tap else 0,
         PARTS=len(source) if isinstance(x, Parts) else 0, B=form.shape[1] if form.dim() == 3 else 1, WIDTH=width,
         ROWS=rows, BLOCK=block, CENTRED=isinstance(norm, ZeroCentredRMSNorm),
     )  # fmt: skip
-    return out
 
 
 def row_strides(x: torch.Tensor) -> tuple[int, int]:

@@ -134,17 +134,17 @@ def settle(time, token, index, share, times, winners, arrived, tokens, SPLITS: t
             tl.store(arrived + index, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_each"])
 def race(logits, row_stride, col_stride, vocab, members, words, counts, maxima, smallest, owned, num_blocks, least,
-         weight, last, times, winners, arrived, tokens, ROWS: tl.constexpr, STRIDE: tl.constexpr,
+         weight, last, times, winners, arrived, tokens, rows_each, STRIDE: tl.constexpr,
          DRAFTS_AT: tl.constexpr, DRAFT_WIDTH: tl.constexpr, STOPS_AT: tl.constexpr, SEEN_AT: tl.constexpr,
          COUNT_WIDTH: tl.constexpr, BLOCKS: tl.constexpr, SHARE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
     """Program (s, r): share s of row r; its token goes to tokens int32 [rows]. Slots that are done get 0."""
     share, index = tl.program_id(0), tl.program_id(1)
-    slot = Slot(words, counts, tl.load(members + index // ROWS),
+    slot = Slot(words, counts, tl.load(members + index // rows_each),
                 Sizes(STRIDE, DRAFTS_AT, DRAFT_WIDTH, STOPS_AT, SEEN_AT, COUNT_WIDTH))  # fmt: skip
     far = index.to(tl.int64)
-    row = Row(logits + far * row_stride, col_stride, vocab, slot, index % ROWS)
+    row = Row(logits + far * row_stride, col_stride, vocab, slot, index % rows_each)
     maxima, smallest, owned = maxima + far * num_blocks, smallest + far * num_blocks, owned + far * num_blocks
     temperature = float_field(slot, TEMPERATURE)
     if field(slot, DONE) != 0:

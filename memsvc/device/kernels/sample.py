@@ -113,7 +113,7 @@ def sample_rows_device(
     operands, tile = SlotOperands.of(slots), scratch.tile
     num_blocks, splits = cut_up(vocab, BLOCK_SIZE), tile.splits(num_rows)
     row = (logits, logits.stride(0), logits.stride(1), vocab, members, operands.words, operands.counts)
-    sizes = {"ROWS": num_rows // num_places, **operands.sizes}
+    sizes = {"rows_each": num_rows // num_places, **operands.sizes}
     summaries = (scratch.maxima, scratch.smallest, scratch.owned, num_blocks)
     launch(
         summarise, (cut_up(num_blocks, tile.summary_blocks), num_rows), tile.summary_warps, *row, *summaries, **sizes,

@@ -1,6 +1,8 @@
 """Sequences one after another are computed as each alone, and fla-core's kernels are called as they ask to be."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -66,7 +68,8 @@ def test_fla_is_called_with_what_it_asks_for() -> None:
 def test_fla_is_used_where_it_is_installed_and_numbers_have_two_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     fla = ModuleType("fla.ops.gated_delta_rule")
     fla.chunk_gated_delta_rule = as_fla  # type: ignore[attr-defined]
-    cuda = torch.device("cuda")
+    cuda, environ = torch.device("cuda"), {"FLA_CACHE_MODE": "strict"}
+    monkeypatch.setattr(delta_rules.os, "environ", environ)
     monkeypatch.setattr(delta_rules.importlib.util, "find_spec", lambda name: None)
     assert choose_rule(torch.bfloat16, cuda).name == "torch"
     monkeypatch.setattr(delta_rules.importlib.util, "find_spec", lambda name: name == "fla" or None)
@@ -75,3 +78,8 @@ def test_fla_is_used_where_it_is_installed_and_numbers_have_two_bytes(monkeypatc
     assert (chosen.name, chosen.dtype) == ("fla", torch.bfloat16)
     assert choose_rule(torch.float32, cuda).name == "torch"
     assert choose_rule(torch.bfloat16, torch.device("cpu")).name == "torch"
+    assert environ["FLA_CACHE_MODE"] == "strict", "what the user says holds"
+    for file in Path(environ["FLA_CONFIG_DIR"]).glob("*.json"):
+        found = json.loads(file.read_text())
+        assert found["kernel_name"] == file.stem
+        assert found["default_config"].keys() == {"kwargs", "num_warps", "num_stages", "num_ctas"}

@@ -3,12 +3,24 @@
 import pytest
 import torch
 
+from memsvc.device.fp8 import Fp8Linear, QuantRows, quantise, quantise_weight
 from memsvc.device.layers import Linear, RMSNorm, ZeroCentredRMSNorm
 
 pytest.importorskip("triton", reason="triton is not installed")
-from memsvc.device.kernels.mlp import silu_mul
+from memsvc.device.kernels.mlp import gate_mul, silu_mul
 from memsvc.device.kernels.norm import Parts, add_rms_norm, rms_norm
-from memsvc.device.linear import MOST_CUT_ROWS, AddNorm, Gated, linear, pays, product, product_in_parts
+from memsvc.device.linear import (
+    MOST_CUT_ROWS,
+    AddNorm,
+    Gated,
+    gate_for,
+    linear,
+    linear_for,
+    norm_for,
+    pays,
+    product,
+    product_in_parts,
+)
 
 
 def layer_of(n, k, device):
@@ -106,3 +118,44 @@ def test_a_product_before_a_norm_is_cut_on_a_gpu_where_rows_are_few_and_k_is_lon
     assert isinstance(got, Parts) == (is_cut and device == "cuda")
     whole = got.values.sum(0).bfloat16() if isinstance(got, Parts) else got
     assert torch.allclose(whole, layer(x), rtol=2**-7, atol=2**-7)
+
+
+def fp8_layer(n, k, device):
+    plain = layer_of(n, k, device)
+    return Fp8Linear(quantise_weight(plain.weight, torch.bfloat16), plain.bias)
+
+
+def assert_same(found, want):
+    assert isinstance(found, QuantRows)
+    assert torch.equal(found.values.float(), want.values.float())
+    assert torch.equal(found.scales, want.scales)
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_rows_come_in_8_bits_if_an_fp8_layer_follows(device, is_fp8):
+    layer, x, residual = fp8_layer(32, 48, device), rows(5, 48, device), rows(5, 32, device)
+    following = (fp8_layer if is_fp8 else layer_of)(16, 32, device)
+    epilogue = AddNorm(residual=residual.clone(), norm=RMSNorm(torch.randn(32).to(device, torch.bfloat16), 1e-6))
+    want, summed = linear(x, layer, AddNorm(residual=residual.clone(), norm=epilogue.norm))
+    got, kept = linear_for(following, x, layer, epilogue)
+    gated = linear_for(following, x, layer, Gated(act="gelu"))
+    normed, gate = norm_for(following, residual, epilogue.norm), gate_for(following, residual, want, "sigmoid")
+    wanted = [want, linear(x, layer, Gated(act="gelu")), rms_norm(residual, epilogue.norm)]
+    wanted.append(gate_mul(residual, want, "sigmoid"))
+    assert torch.equal(kept, summed)
+    for found, plain in zip((got, gated, normed, gate), wanted, strict=True):
+        if is_fp8:
+            assert_same(found, quantise(plain))
+        else:
+            assert torch.equal(found, plain)
+
+
+def test_an_fp8_layer_takes_rows_in_either_form(device):
+    layer, x = fp8_layer(32, 48, device), rows(5, 48, device)
+    want = layer(quantise(x))
+    assert torch.equal(linear(x, layer), want)
+    assert torch.equal(linear(quantise(x), layer), want)
+    assert torch.equal(product(x, layer), want)
+    assert want.dtype == torch.bfloat16
+    with pytest.raises(AssertionError, match="for a layer that is not"):
+        linear(quantise(x), layer_of(32, 48, device))

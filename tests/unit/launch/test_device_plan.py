@@ -102,6 +102,21 @@ def test_estimates_grow_with_what_they_depend_on(tmp_path: Path, settings: dict[
     assert large[part] > small[part]
 
 
+def test_weights_in_fp8_leave_more_for_the_arena(tmp_path: Path):
+    target = folder(tmp_path / "target", HYBRID)
+    plans, parts = [], []
+    for quantization in ("", "fp8"):
+        config = LaunchConfig(**ON_CUDA, quantization=quantization)
+        models = read_models(config, target)
+        plans.append(make_plan(config, models, card=replace(CARD, free=96 * GIB, total=96 * GIB))[1])
+        parts.append({part.name: part.num_bytes for part in device_parts(config, models)})
+    # 24.4e9 numbers in the layers' matrices, a byte less each, and a scale for each of their rows.
+    saved = parts[0]["target weights"] - parts[1]["target weights"]
+    assert saved == pytest.approx(24.35e9, rel=0.01)
+    assert {name for name in parts[0] if parts[0][name] != parts[1][name]} == {"target weights"}
+    assert plans[1].arena_bytes - plans[0].arena_bytes == pytest.approx(saved, abs=2 * UNIT)
+
+
 def test_batches_past_the_largest_graph_make_it_no_larger(tmp_path: Path):
     sizes = []
     for max_reqs in (16, 64):

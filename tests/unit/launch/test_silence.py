@@ -1,6 +1,6 @@
-"""Who counts as silent, and who hangs, counted in looks."""
+"""Who counts as silent, who hangs, and who still loads, counted in looks."""
 
-from launch.silence import SILENT_LOOKS, Silence
+from launch.silence import LOADING_LOOKS, SILENT_LOOKS, Loading, Silence
 
 
 def looks(silence: Silence, num: int) -> list[tuple[list[str], list[str]]]:
@@ -41,3 +41,12 @@ def test_with_a_timeout_of_0_nobody_ever_hangs():
 
 def test_a_process_that_is_not_ready_is_not_watched():
     assert looks(Silence(hang_looks=1), 30) == [([], [])] * 30
+
+
+def test_a_process_that_loads_is_told_of_now_and_then_until_it_is_ready():
+    loading = Loading()
+    loading.begin("target")
+    told = [loading.look() for _ in range(2 * LOADING_LOOKS + 1)]
+    assert [found for found in told if found] == [[("target", LOADING_LOOKS)], [("target", 2 * LOADING_LOOKS)]]
+    loading.end("target")
+    assert not any(loading.look() for _ in range(2 * LOADING_LOOKS))

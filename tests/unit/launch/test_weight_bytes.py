@@ -13,10 +13,17 @@ from safetensors.torch import load_file, save_file
 from draft_worker.config import DraftConfig
 from draft_worker.shape import DraftShape
 from draft_worker.weights import load_model
-from launch.weight_bytes import draft_weight_bytes, target_weight_bytes
+from launch.config import LaunchConfig
+from launch.models import read_models
+from launch.weight_bytes import draft_weight_bytes, stored_fp8, target_weight_bytes
+from target_worker.model.fp8_stacks import fp8_stacks
+from target_worker.model.wanted import wanted_tensors
 from target_worker.model.weights import load_target
+from tests.support.fp8_folders import BLOCKS, CHANNEL, by_blocks, by_rows, make_fp8
 from tests.support.make_drafter import V1, V2, make_drafter, make_target_stub
 from tests.support.model_folders import HYBRID, TARGET, folder
+from tests.support.tiny_hybrid import make_hybrid
+from tests.support.tiny_target import make_target
 
 SMALL = {
     "num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6,
@@ -44,7 +51,9 @@ def tensors(thing: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         for field in dataclasses.fields(thing):
             yield from tensors(getattr(thing, field.name))
-    elif type(thing).__module__.startswith(("memsvc.device.layers", "target_worker", "draft_worker")):
+    elif type(thing).__module__.startswith(
+        ("memsvc.device.layers", "memsvc.device.fp8", "target_worker", "draft_worker")
+    ):
         for item in vars(thing).values():
             yield from tensors(item)
 
@@ -70,6 +79,32 @@ def test_a_target_holds_what_is_counted(tmp_path: Path, base: dict[str, Any], ch
     path = folder(tmp_path / "target", base, **changes)
     model, shape = load_target(path, dtype, load_format="dummy")
     assert num_bytes(model) == target_weight_bytes(shape, dtype)
+    model, shape = load_target(path, dtype, load_format="dummy", quantization="fp8")
+    assert num_bytes(model) == target_weight_bytes(shape, dtype, fp8_stacks(wanted_tensors(shape)))
+
+
+@pytest.mark.parametrize("make", [lambda path: make_target(path, "Qwen3"), make_hybrid])
+@pytest.mark.parametrize(("store", "config"), [(by_rows, CHANNEL), (by_blocks, BLOCKS)])
+def test_a_target_that_is_stored_in_fp8_holds_what_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, store: Any, config: dict[str, Any]
+):
+    monkeypatch.setattr("target_worker.model.weights.stays_fp8", lambda device, dtype: True)
+    make(tmp_path / "plain")
+    path = make_fp8(tmp_path / "plain", tmp_path / "fp8", store, config)
+    model, shape = load_target(path, "bfloat16")
+    gc.collect()
+    models = read_models(LaunchConfig(device="cuda", dtype="bfloat16"), path)
+    assert models.fp8 == fp8_stacks(wanted_tensors(shape))
+    # Some are views of the file's mapping, which is larger.
+    held = {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors(model)}
+    assert sum(size for _, size in held) == target_weight_bytes(shape, "bfloat16", models.fp8)
+    for other in (LaunchConfig(dtype="bfloat16"), LaunchConfig(device="cuda", dtype="float32")):
+        assert read_models(other, path).fp8 == frozenset()
+
+
+def test_a_folder_without_fp8_has_none_to_count(tmp_path: Path):
+    make_target(tmp_path, "Llama")
+    assert stored_fp8(tmp_path) == frozenset()
 
 
 @pytest.mark.parametrize("version", [V1, V2])

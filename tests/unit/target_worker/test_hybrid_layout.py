@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file
 
 from target_worker.model.config import TargetShape
-from target_worker.model.tensors import wanted_tensors
+from target_worker.model.wanted import wanted_tensors
 from target_worker.model.weights import build, load_target
 from tests.support import published_hybrid as published
 from tests.support.make_drafter import random_tensors

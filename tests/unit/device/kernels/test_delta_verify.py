@@ -263,7 +263,8 @@ def test_kernels_compile_for_hopper_with_next_to_no_spills(tmp_path):
     assert {kernel["model"] for kernel in found} == {"27b", "tiny-hybrid"}
     verify = [kernel for kernel in found if kernel["kernel"] == "_verify"]
     assert all(kernel["read_bytes"] == kernel["write_bytes"] == 16 for kernel in verify), verify
-    # The rest of longer blocks' kernels is a function that few programs call. Of it the stack may be whatever it is.
-    often = [kernel for kernel in found if kernel not in verify or kernel["block"] == SHORT_BLOCK]
-    assert len(often) > len(verify) / 2
-    assert all(kernel["spilled"] <= (128 if kernel in verify else 0) for kernel in often), often
+    # What rows share lies in registers all along where they are run in a loop, as longer blocks' are.
+    limits = {"_move_inputs": 0, "_move_lengths": 0}
+    for kernel in found:
+        limit = limits.get(kernel["kernel"], 128 if kernel["block"] == SHORT_BLOCK else 384)
+        assert kernel["spilled"] <= limit, kernel
