@@ -23,7 +23,7 @@ LARGE_CUDA_PREFILL_TOKENS = 8192
 """Most prompt tokens of a step, if nobody says otherwise; the last on a device of at least LARGE_DEVICE_BYTES.
 
 A step with prompts also has a verify and a draft of the requests that decode: 12 ms beside 46 ms of 2048 prompt tokens
-(H200, 8B, 32 requests). A quarter of such steps is about 5 % more throughput; a request that decodes then waits 0.18 s.
+(H200, 8B, 32 requests). By that a quarter of such steps is 5 % more throughput; who decodes then waits 0.18 s.
 """
 
 

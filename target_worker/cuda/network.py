@@ -148,12 +148,11 @@ class TargetNetwork:
 class BlockAttend:
     """Attention of verify blocks over the pages, for all layers of one bucket."""
 
-    def __init__(self, memory: TargetMemory, members: torch.Tensor, block_size: int, scratch: AttentionScratch) -> None:
-        slots = memory.slots
-        self._pool = memory.pool
+    def __init__(self, pool: KvPool, context: Context, block_size: int, scratch: AttentionScratch) -> None:
+        self._pool = pool
+        self._context = context
         self._block_size = block_size
         self._scratch = scratch
-        self._context = Context(memory.page_table, members, torch.zeros_like(slots.length), slots.length)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See AttendRows."""

@@ -8,6 +8,7 @@ import torch
 from memsvc.device.graphs import Places, Turn
 from memsvc.device.kernels.accept import accept
 from memsvc.device.kernels.attention_tiles import AttentionScratch
+from memsvc.device.kernels.block_attention import Context
 from memsvc.device.kernels.embed import embed_verify
 from memsvc.device.kernels.places import BlockRows
 from memsvc.device.kernels.sample import SampleScratch, sample_rows_device
@@ -46,13 +47,14 @@ class VerifyStep:
         self._sampling = SampleScratch(config.max_places * config.block_size, shape.vocab_size, device)
         self._first_row = torch.zeros(1, dtype=torch.int32, device=device)
         """Features of blocks begin at the first row of the exchange."""
+        self._starts = torch.zeros_like(memory.slots.length)
+        """All of a request's tokens are there."""
 
     def turn_of(self, results: Callable[[Places], torch.Tensor]) -> Callable[[Places], Turn]:
         """make_turn for BucketGraphs. results: where a bucket's rows for the host go, int32 [size, 2 + B]."""
 
         def make_turn(places: Places) -> Turn:
-            attend = BlockAttend(self._memory, places.members, self._config.block_size, self._attention)
-            out = results(places)
+            attend, out = self._attend(places), results(places)
             return lambda: self._run(places, attend, out)
 
         return make_turn
@@ -65,6 +67,11 @@ class VerifyStep:
         yield HEAD
         self._accept(logits, places, results)
         yield ACCEPT
+
+    def _attend(self, places: Places) -> BlockAttend:
+        memory = self._memory
+        context = Context(memory.page_table, places.members, self._starts, memory.slots.length)
+        return BlockAttend(memory.pool, context, self._config.block_size, self._attention)
 
     def _blocks(self, places: Places, attend: BlockAttend) -> tuple[torch.Tensor, Segment]:
         """Embedded rows [N * B, hidden]."""
@@ -88,8 +95,7 @@ class VerifyStep:
         the prompts that end.
         """
         num_rows = places.size * self._config.block_size
-        attend = BlockAttend(self._memory, places.members, self._config.block_size, self._attention)
-        x, segment = self._blocks(places, attend)
+        x, segment = self._blocks(places, self._attend(places))
         first_row, wanted = prompts.head[:1], prompts.head[1:]
         u = self._network.hidden(torch.cat((x, prompts.x)), [segment, prompts.segment], first_row, wanted)
         logits = linear(u, self._network.model.head)

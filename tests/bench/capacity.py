@@ -23,7 +23,7 @@ from typing import Any
 
 from launch.config import CPU_PREFILL_TOKENS
 from tests.bench.capacity_search import Found, Trial, asks_of, most_at_once, planned, search
-from tests.bench.ladder import facts, load_at, server_flags
+from tests.bench.ladder import add_server_flags, facts, load_at, server_flags
 from tests.bench.ladder_geometry import LADDERS, Ladder
 from tests.bench.mixed_load import options_of, run_asks
 from tests.load.call import Outcome
@@ -117,8 +117,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.capacity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--geometry", choices=LADDERS, default="qwen38-27b-dflash2")
-    parser.add_argument("--device", default="cuda")
+    add_server_flags(parser, "qwen38-27b-dflash2")
     parser.add_argument("--tokens", type=int, default=4096, help="of each request, prompt and answer")
     parser.add_argument("--tail", type=int, default=256, help="of these, decoded when the last prompt is done")
     parser.add_argument("--share", type=float, default=0.85, help="--mem-fraction-static of the server")
@@ -127,10 +126,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rungs", dest="concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[64, 96]
     )
-    parser.add_argument("--accept-length", type=float, default=4.0, help="simulated, bonus token included")
-    parser.add_argument("--spec-tokens", default="", help="k; the geometry's own by default")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--log", type=Path, metavar="FILE", help="what the server logs")
     parser.add_argument("more", nargs="*", help="more flags of python -m launch, after --", metavar="FLAG")
     args = parser.parse_args(argv)
     ladder = LADDERS[args.geometry]

@@ -154,22 +154,27 @@ def _line(rung: Rung, ladder: Ladder) -> str:
     )  # fmt: skip
 
 
+def add_server_flags(parser: argparse.ArgumentParser, geometry: str) -> None:
+    """Of every bench that starts such a server. geometry: the default."""
+    parser.add_argument("--geometry", choices=LADDERS, default=geometry)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--accept-length", type=float, default=4.0, help="simulated, bonus token included")
+    parser.add_argument("--spec-tokens", default="", help="k, or auto; the geometry's own by default")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="what the newest server logs")
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.ladder", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--geometry", choices=LADDERS, default="qwen3-8b-dflash")
-    parser.add_argument("--device", default="cuda")
+    add_server_flags(parser, "qwen3-8b-dflash")
     parser.add_argument(
         "--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 4, 8, 16, 32]
     )
-    parser.add_argument("--accept-length", type=float, default=4.0, help="simulated, bonus token included")
-    parser.add_argument("--spec-tokens", default="", help="k, or auto; the geometry's own by default")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="turns of each rung, in the same server")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     add_plot_flags(parser)
-    parser.add_argument("--log", type=Path, metavar="FILE", help="what the server logs, as with -- --spec-trace 2")
     parser.add_argument("flags", nargs="*", help="more flags of python -m launch, after --", metavar="FLAG")
     args = parser.parse_args(argv)
     if args.repeat < 1:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.bench.ladder import facts, server_flags
+from tests.bench.ladder import add_server_flags, facts, server_flags
 from tests.bench.ladder_geometry import LADDERS
 from tests.bench.mixed_load import Ask, options_of, run_asks
 from tests.load.report import make_report, verdict
@@ -105,17 +105,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m tests.bench.prefill_budget", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--geometry", choices=LADDERS, default="qwen3-8b-dflash")
-    parser.add_argument("--device", default="cuda")
+    add_server_flags(parser, "qwen3-8b-dflash")
     parser.add_argument("--budgets", type=_numbers, default=(1024, 2048, 4096, 8192), help="--chunked-prefill-size")
     parser.add_argument("--c", type=int, default=16, help="requests at a time")
     parser.add_argument("--requests", type=int, default=0, help="of each budget; 0: eight times c")
     parser.add_argument("--prompts", type=_numbers, default=(256, 4096), metavar="SHORTEST,LONGEST", help="in tokens")
     parser.add_argument("--answer", type=int, default=256, help="tokens of each")
-    parser.add_argument("--accept-length", type=float, default=4.0, help="simulated, bonus token included")
-    parser.add_argument("--spec-tokens", default="", help="k; the geometry's own by default")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--log", type=Path, metavar="FILE", help="what the last server logs")
     parser.add_argument("more", nargs="*", help="more flags of python -m launch, after --", metavar="FLAG")
     args = parser.parse_args(argv)
     args.requests = args.requests or 8 * args.c

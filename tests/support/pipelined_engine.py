@@ -3,6 +3,8 @@
 import random
 from collections.abc import Callable
 
+from msgspec import structs
+
 from memsvc.core.manager import MemoryManager
 from memsvc.device.page_table import PageTables
 from memsvc.device.state_table import StateTable
@@ -119,3 +121,12 @@ class PipelinedEngine(ToyServer):
     def step(self) -> None:
         """See ToyServer."""
         self.scheduler.step()
+
+    def step_demanding(self, rid: int) -> None:
+        """One step in which the memory service takes a request's memory back."""
+        plain = self.client.finish_step
+        self.client.finish_step = lambda: structs.replace(plain(), retract=[ReqId(rid)])
+        try:
+            self.step()
+        finally:
+            self.client.finish_step = plain

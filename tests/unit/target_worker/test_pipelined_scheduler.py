@@ -145,18 +145,13 @@ def test_a_second_turn_finds_the_context_of_the_last_block_too() -> None:
 
 
 @pytest.mark.parametrize("num_steps", range(5, 13))
-def test_a_request_that_is_demanded_back_finds_its_context_again(
-    num_steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_is_demanded_back_finds_its_context_again(num_steps: int) -> None:
     engine = PipelinedEngine(num_frames=400, k=3, wrong_every=0)
     assert engine.spec is not None
     engine.submit(1, prompt(9, 1), 60)
     for _ in range(num_steps):
         engine.step()
-    finish = engine.client.finish_step
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.client, "finish_step", lambda: structs.replace(finish(), retract=[ReqId(1)]))
-        engine.step()
+    engine.step_demanding(1)
     engine.run()
     assert engine.text.usages[ReqId(1)].num_retracts == 1
     assert {first for first, _ in engine.spec.contexts} == {0}

@@ -1,4 +1,4 @@
-"""The scheduler of a hybrid target: real memory manager, toy states whose text shows every wrong page."""
+"""The schedulers of a hybrid target: real memory manager, toy states whose text shows every wrong page."""
 
 import random
 
@@ -6,9 +6,13 @@ import pytest
 
 from memsvc.wire.admin import Check, GetStats
 from memsvc.wire.base import ReqId
+from tests.support.pipelined_engine import PipelinedEngine
 from tests.support.toy_engine import ToyEngine
 from tests.support.toy_server import continuation
 from tests.support.toy_texts import prompt, settle
+
+either = pytest.mark.parametrize("make", [ToyEngine, PipelinedEngine], ids=["step by step", "pipelined"])
+Make = type[ToyEngine] | type[PipelinedEngine]
 
 
 @pytest.mark.parametrize("k", [0, 3])
@@ -19,10 +23,11 @@ def test_one_request_is_generated(k: int) -> None:
     settle(engine)
 
 
+@either
 @pytest.mark.parametrize("num_out", range(13, 20))
 @pytest.mark.parametrize("k", [0, 3])
-def test_a_second_turn_goes_on_from_the_last_full_page_of_the_first_answer(k: int, num_out: int) -> None:
-    engine = ToyEngine(num_frames=80, k=k, recurrent=True, wrong_every=1000)
+def test_a_second_turn_goes_on_from_the_last_full_page_of_the_first_answer(make: Make, k: int, num_out: int) -> None:
+    engine = make(num_frames=80, k=k, recurrent=True, wrong_every=1000)
     engine.submit(1, prompt(21, 1), num_out)
     engine.run()
     first = prompt(21, 1) + continuation(prompt(21, 1), num_out)
@@ -44,8 +49,9 @@ def test_the_same_prompt_again_computes_only_its_last_tokens() -> None:
         settle(engine)
 
 
-def test_a_shared_beginning_is_reused_from_the_third_request_on() -> None:
-    engine = ToyEngine(num_frames=120, recurrent=True)
+@either
+def test_a_shared_beginning_is_reused_from_the_third_request_on(make: Make) -> None:
+    engine = make(num_frames=120, recurrent=True)
     for rid in (1, 2, 3):
         engine.submit(rid, prompt(14, 1) + prompt(9, 10 + rid), 3)
         engine.run()
@@ -65,11 +71,12 @@ def test_a_retracted_request_goes_on_where_it_was() -> None:
     assert not engine.manager.handle_admin(Check()).problems
 
 
+@either
 @pytest.mark.parametrize("k", [3, 7])
 @pytest.mark.parametrize("num_reqs", [2, 3])
-def test_steps_that_only_make_room_take_no_state_away_that_is_still_read(k: int, num_reqs: int) -> None:
+def test_steps_that_only_make_room_take_no_state_away_that_is_still_read(make: Make, k: int, num_reqs: int) -> None:
     # Drafts carry requests past the page in which their last checkpoint stands, and no forward follows.
-    engine = ToyEngine(num_frames=30, recurrent=True, k=k, max_running=num_reqs, wrong_every=1000)
+    engine = make(num_frames=30, recurrent=True, k=k, max_running=num_reqs, wrong_every=1000)
     for rid in range(1, num_reqs + 1):
         engine.submit(rid, prompt(9 + rid % 2, rid), 40)
     engine.run()
