@@ -43,7 +43,7 @@ class Engine:
 
     def __init__(self, config: FrontConfig, tokenizer: TokSender, tally: Tally) -> None:
         self.config = config
-        self.peers = Peers(config.needs)
+        self.peers = Peers(config.peers, config.needs)
         self.journal = Journal(config.generation)
         self.tally = tally
         self.stats: EngineStats | None = None

@@ -6,12 +6,12 @@ from memsvc.wire.control import PeerUp
 class Peers:
     """Starts and ends of the other processes. A generation counts the starts of one of them."""
 
-    def __init__(self, needs: tuple[str, ...]) -> None:
+    def __init__(self, roles: tuple[str, ...], needs: tuple[str, ...]) -> None:
         self._needs = needs
         self._up: set[str] = set()
         self._silent: set[str] = set()
-        self.generations: dict[str, int] = {}
-        """Newest known generation by role."""
+        self.generations = dict.fromkeys(roles, 0)
+        """Newest known generation by role; 0 until it serves for the first time."""
 
     def up(self, msg: PeerUp) -> bool:
         """Note a start; True if this generation was not known before."""
@@ -35,7 +35,7 @@ class Peers:
         return role in self._up
 
     def report(self) -> dict[str, dict[str, bool | int]]:
-        """Every role heard of, whether it serves, and how often it was started."""
+        """Every role, whether it serves, and its newest known generation."""
         return {role: {"up": role in self._up, "generation": num} for role, num in self.generations.items()}
 
     @property
