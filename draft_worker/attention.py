@@ -21,6 +21,16 @@ SIMILAR = 2 / 3
 """A request shares a call with one whose context is this share of its own, or more."""
 
 
+@dataclass(frozen=True, slots=True)
+class DraftKv:
+    """What blocks attend beside themselves."""
+
+    pool: KvPool
+    tables: PageTables
+    dtype: torch.dtype
+    """Of blocks' rows; pages may be e4m3."""
+
+
 class Attend(Protocol):
     """Attention of a whole batch in one layer."""
 
@@ -79,14 +89,13 @@ def similar_lengths(num_pages: np.ndarray) -> list[np.ndarray]:
 class ContextPlan:
     """Which pages a batch gathers and what each row sees, for all layers with one kind of attention."""
 
-    def __init__(
-        self, shape: DraftShape, attention: LayerAttention, batch: BlockBatch, tables: PageTables, pool: KvPool
-    ) -> None:
+    def __init__(self, shape: DraftShape, attention: LayerAttention, batch: BlockBatch, memory: DraftKv) -> None:
         self._group_size = shape.num_heads // shape.num_kv_heads
         self._attention = attention
         self._batch = batch
-        self._tables = tables
-        self._pool = pool
+        self._tables = tables = memory.tables
+        self._pool = memory.pool
+        self._dtype = memory.dtype
         end = batch.anchor_pos
         start = batch.context_start
         if attention.window:
@@ -116,7 +125,7 @@ class ContextPlan:
             block_at=block_at,
             unused=torch.from_numpy(np.flatnonzero(np.stack((~used, ~used)))).to(device),
             mask=mask.to(device),
-            gathered=torch.empty(form, dtype=shape.dtype, device=device),
+            gathered=torch.empty(form, dtype=self._dtype, device=device),
         )
 
     def _mask(self, members: np.ndarray, positions: np.ndarray, used: np.ndarray) -> torch.Tensor:
@@ -131,16 +140,14 @@ class ContextPlan:
         if edged:
             seen[:, :, :block_at] &= rows[:, :, None] - positions[:, None] < window
         seen[:, :, block_at : block_at + block_size] = inside[:num_rows]
-        mask = torch.zeros(seen.shape, dtype=self._pool.shape.dtype)
+        mask = torch.zeros(seen.shape, dtype=self._dtype)
         mask.masked_fill_(torch.from_numpy(~seen), -torch.inf)
         if num_rows > 1:
             mask = mask.repeat_interleave(self._group_size, dim=1)
         return mask[:, None]
 
 
-def kernel_plan(
-    shape: DraftShape, attention: LayerAttention, batch: BlockBatch, tables: PageTables, pool: KvPool
-) -> KernelPlan:
+def kernel_plan(shape: DraftShape, attention: LayerAttention, batch: BlockBatch, memory: DraftKv) -> KernelPlan:
     """What ContextPlan says, for the compiled kernel: it needs no padding, no mask and no copies."""
     n, block_size = len(batch), batch.block_size
     rows = Rows(
@@ -150,21 +157,22 @@ def kernel_plan(
         lows=np.minimum(batch.context_start, batch.anchor_pos),
         positions=batch.anchor_pos,
     )
-    return KernelPlan(pool, tables, rows, shape.num_heads, causal=attention.causal, window=attention.window or 0)
+    causal, window = attention.causal, attention.window or 0
+    return KernelPlan(memory.pool, memory.tables, rows, shape.num_heads, causal=causal, window=window)
 
 
 class PagedAttention:
     """The product's route: every block row of every request, one gather and one kernel per length group."""
 
-    def __init__(self, shape: DraftShape, pool: KvPool, tables: PageTables, batch: BlockBatch) -> None:
-        self._pool = pool
+    def __init__(self, shape: DraftShape, memory: DraftKv, batch: BlockBatch) -> None:
+        self._pool = pool = memory.pool
         self._kernels = kernels_for(pool.k(0)) if takes(pool) else None
         kinds = set(shape.layers)
         if self._kernels:
-            compiled = {kind: kernel_plan(shape, kind, batch, tables, pool) for kind in kinds}
+            compiled = {kind: kernel_plan(shape, kind, batch, memory) for kind in kinds}
             self._compiled = [compiled[kind] for kind in shape.layers]
         else:
-            plans = {kind: ContextPlan(shape, kind, batch, tables, pool) for kind in kinds}
+            plans = {kind: ContextPlan(shape, kind, batch, memory) for kind in kinds}
             self._plans = [plans[kind] for kind in shape.layers]
 
     def __call__(
@@ -193,7 +201,7 @@ class PagedAttention:
     ) -> torch.Tensor:
         q, k, v = block
         keys, values = gathered = group.gathered
-        self._pool.gather_at(layer, group.places, gathered)
+        self._pool.gather_wide(layer, group.places, gathered)
         # A masked key's logit is -inf whatever the key, but NaN plus -inf is NaN, and so is 0 * NaN.
         zero_rows(gathered, group.unused)
         for context, own in ((keys, k), (values, v)):

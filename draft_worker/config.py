@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from draft_worker.shape import DraftShape
+from memsvc.device.kv_dtype import AUTO, KV_CACHE_DTYPES, kv_item_bytes
 from memsvc.wire.mem import KindSpec
 
 DRAFT_KV = "draft_kv"
@@ -15,7 +16,7 @@ PIECE_ROWS = 2048
 """Rows of prompts' features projected at a time on a CUDA device: their projections take 40 KB each at 27B geometry."""
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
-"""Dtypes of weights and KV. float16 is not one: residuals of about 7e4 overflow it."""
+"""Dtypes of weights and arithmetic. float16 is not one: residuals of about 7e4 overflow it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,9 @@ class DraftConfig:
     engine: str = "main"
     """Name under which target and draft register with the memory service."""
     dtype: str = "auto"
-    """auto (the checkpoint's), bfloat16 or float32; weights and KV alike."""
+    """auto (the checkpoint's), bfloat16 or float32."""
+    kv_cache_dtype: str = AUTO
+    """Of the pages of draft_kv, one of KV_CACHE_DTYPES."""
     device: str = "cpu"
     """Torch device of weights and arena."""
     load_format: str = "auto"
@@ -62,6 +65,9 @@ class DraftConfig:
             raise ValueError(f"--load-format {self.load_format!r} is neither auto nor dummy")
         if self.dtype != "auto" and self.dtype not in DTYPE_BYTES:
             raise ValueError(f"--dtype {self.dtype!r} is none of auto, {', '.join(DTYPE_BYTES)}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            known = ", ".join(KV_CACHE_DTYPES)
+            raise ValueError(f"--speculative-draft-kv-cache-dtype {self.kv_cache_dtype!r} is none of {known}")
         for name in ("max_running_requests", "context_len", "cuda_graph_max_bs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}, the least is 1")
@@ -83,14 +89,15 @@ def resolve_dtype(dtype: str, shape: DraftShape) -> str:
     return shape.dtype if shape.dtype in DTYPE_BYTES else "bfloat16"
 
 
-def kind_specs(shape: DraftShape, page_size: int, dtype: str) -> list[KindSpec]:
+def kind_specs(shape: DraftShape, page_size: int, dtype: str, kv_cache_dtype: str = AUTO) -> list[KindSpec]:
     """The page kinds a drafter needs: one, draft_kv. dtype is auto or a key of DTYPE_BYTES.
 
     window needs no slack for the block. A block with its anchor at P reads context [P - W + 1, P)
     in row 0 and less in later rows, and P is the committed length when the block is drafted: what
     lies W or more below any length in flight is read by nobody.
     """
-    token_bytes = 2 * shape.num_kv_heads * shape.head_dim * DTYPE_BYTES[resolve_dtype(dtype, shape)]
+    item = kv_item_bytes(kv_cache_dtype, DTYPE_BYTES[resolve_dtype(dtype, shape)])
+    token_bytes = 2 * shape.num_kv_heads * shape.head_dim * item
     return [
         KindSpec(
             name=DRAFT_KV,

@@ -7,9 +7,9 @@ _SAMPLE_BYTES = 1 << 16
 _NUM_SAMPLES = 16
 
 
-def fingerprint(draft_path: Path, dtype: str, load_format: str) -> str:
-    """A digest of dtype, config.json, and of each weight file its name, size and samples of its bytes."""
-    digest = hashlib.sha256(f"{dtype} {load_format} ".encode())
+def fingerprint(draft_path: Path, dtype: str, load_format: str, kv_cache_dtype: str) -> str:
+    """A digest of both dtypes, config.json, and of each weight file its name, size and samples of its bytes."""
+    digest = hashlib.sha256(f"{dtype} {load_format} {kv_cache_dtype} ".encode())
     digest.update((draft_path / "config.json").read_bytes())
     files = sorted(draft_path.glob("*.safetensors")) if load_format == "auto" else []
     for file in files:

@@ -4,11 +4,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from draft_worker.attention import block_sees
+from draft_worker.attention import DraftKv, block_sees
 from draft_worker.batch import BlockBatch
 from draft_worker.shape import DraftShape, LayerAttention
-from memsvc.device.kv_pool import KvPool
-from memsvc.device.page_table import PageTables
 
 
 class MaterializedAttention:
@@ -19,9 +17,9 @@ class MaterializedAttention:
     exactly what they see on the paged route, so the tokens are the same.
     """
 
-    def __init__(self, shape: DraftShape, pool: KvPool, tables: PageTables, batch: BlockBatch) -> None:
+    def __init__(self, shape: DraftShape, memory: DraftKv, batch: BlockBatch) -> None:
         self._layers = shape.layers
-        self._pool = pool
+        self._pool = pool = memory.pool
         self._batch = batch
         self._start = batch.context_start
         if shape.window:
@@ -30,7 +28,7 @@ class MaterializedAttention:
         spans = list(zip(self._start, batch.anchor_pos, strict=True))
         positions = np.concatenate([np.arange(start, end) for start, end in spans])
         rows = np.repeat(batch.rows, [end - start for start, end in spans])
-        self._places = pool.split(tables.slots_at(rows, positions))
+        self._places = pool.split(memory.tables.slots_at(rows, positions))
         self._lens = [int(end - start) for start, end in spans]
         self._masks = {kind: [self._mask(kind, index) for index in range(len(batch))] for kind in set(shape.layers)}
 
@@ -48,8 +46,8 @@ class MaterializedAttention:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None
     ) -> torch.Tensor:
         """See Attend."""
-        keys = self._pack(self._pool.k(layer)[self._places], k)
-        values = self._pack(self._pool.v(layer)[self._places], v)
+        context_k, context_v = self._pool.rows_at(layer, self._places, k.dtype)
+        keys, values = self._pack(context_k, k), self._pack(context_v, v)
         context_rows = q.new_zeros(sum(self._lens), *q.shape[2:])
         queries = self._pack(context_rows, q)
         segments = zip(queries, keys, values, self._masks[self._layers[layer]], strict=True)

@@ -22,6 +22,7 @@ from draft_worker.weights import load_model
 from draft_worker.worker import DraftWorker, Memory
 from memsvc.client import MemoryClient
 from memsvc.device.arena_map import map_arena
+from memsvc.device.kv_dtype import kv_torch_name
 from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.page_table import PageTables
 from memsvc.device.shared_weights import shared_weights
@@ -83,7 +84,7 @@ class DraftProcess:
 
     def _make_worker(self, layout: Layout, arena: torch.Tensor, shape: DraftShape) -> "DraftWorker | PlanWorker":
         config = self._config
-        memory = _memory(layout, arena, self._model)
+        memory = _memory(layout, arena, self._model, config.kv_cache_dtype)
         if arena.device.type == "cuda":
             torch.cuda.set_device(arena.device)
             # What the model needed while it was read.
@@ -103,7 +104,8 @@ class DraftProcess:
 
     def _register(self, shape: DraftShape) -> Registered:
         config = self._config
-        name = fingerprint(Path(config.draft_path), resolve_dtype(config.dtype, shape), config.load_format)
+        dtype = resolve_dtype(config.dtype, shape)
+        name = fingerprint(Path(config.draft_path), dtype, config.load_format, config.kv_cache_dtype)
         return self._client.register(config.engine, "draft", [DRAFT_KV], name)
 
     def lines(self) -> list[str]:
@@ -113,7 +115,7 @@ class DraftProcess:
         return [
             f"draft={kind} layers={shape.num_layers} hidden={shape.hidden_size} drafts={self._num_drafts}"
             f" of {shape.block_size - 1} window={shape.window or 'none'} taps={list(shape.target_layer_ids)}",
-            f"dtype={self._model.dtype} device={self._config.device} route={self._config.propose_route}"
+            f"dtype={self._model.dtype} kv={self._config.kv_cache_dtype} device={self._config.device} route={self._config.propose_route}"
             f" threads={torch.get_num_threads()} load_s={self._load_s:.1f}",
         ]
 
@@ -173,10 +175,13 @@ class DraftProcess:
             self._client.__exit__(kind, *exc_info)
 
 
-def _memory(layout: Layout, arena: torch.Tensor, model: DraftModel) -> Memory:
+def _memory(layout: Layout, arena: torch.Tensor, model: DraftModel, kv_cache_dtype: str) -> Memory:
     shape = model.shape
     kind = next(kind for kind in layout.kinds if kind.name == DRAFT_KV)
     kv_shape = KvShape(
-        num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, dtype=model.dtype
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=getattr(torch, kv_torch_name(kv_cache_dtype, str(model.dtype).removeprefix("torch."))),
     )
     return Memory(arena=arena, layout=layout, pool=KvPool(arena, kind, kv_shape))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from draft_worker.attention import Attend, PagedAttention
+from draft_worker.attention import Attend, DraftKv, PagedAttention
 from draft_worker.batch import BlockBatch
 from draft_worker.candidates import CandidateFinder
 from draft_worker.choice import CoupledChoice, first_best, is_plain_argmax, walk
@@ -44,8 +44,7 @@ class Proposer:
         """buckets: request counts to which a batch is padded with dummy requests; none = no padding."""
         shape = model.shape
         self._model = model
-        self._pool = pool
-        self._tables = tables
+        self._memory = DraftKv(pool, tables, model.dtype)
         self._loops = route == "per_request"
         self._buckets = sorted(buckets)
         self._attention = MaterializedAttention if route == "materialized" else PagedAttention
@@ -78,10 +77,9 @@ class Proposer:
     def _rows(self, batch: BlockBatch) -> torch.Tensor:
         """Final-normed rows 1..k of every block: [n, k, H]."""
         padded = batch.padded(self._bucket(len(batch)))
-        attend: Attend = self._attention(self._model.shape, self._pool, self._tables, padded)
-        anchors, positions = (
-            torch.from_numpy(part).to(self._tables.device) for part in (padded.anchors, padded.positions)
-        )
+        attend: Attend = self._attention(self._model.shape, self._memory, padded)
+        device = self._memory.tables.device
+        anchors, positions = (torch.from_numpy(part).to(device) for part in (padded.anchors, padded.positions))
         return self._model.rows(anchors, positions, attend)[: len(batch), 1:]
 
     def _bucket(self, num_reqs: int) -> int:

@@ -7,6 +7,7 @@ from draft_worker.config import ROUTES
 from launch.silence import LOOK_S, SILENT_LOOKS
 from memsvc.config import LOG_LEVELS
 from memsvc.core.config import EVICTION_POLICIES
+from memsvc.device.kv_dtype import AUTO, KV_CACHE_DTYPES
 from target_worker.config import ATTENTION_BACKENDS
 from target_worker.model.fp8_stacks import QUANTIZATIONS
 
@@ -67,7 +68,11 @@ class LaunchConfig:
     checkpoint_interval: int = 0
     """Tokens between stored states of a long prompt, for models with recurrent layers. 0 = by their size."""
     dtype: str = "auto"
-    """Of weights and KV; auto is the checkpoint's, or float32 for a bfloat16 one on a CPU that cannot multiply it."""
+    """Of weights and arithmetic; auto is the checkpoint's, or float32 for a bfloat16 one on a CPU that cannot multiply it."""
+    kv_cache_dtype: str = AUTO
+    """Of the target's keys and values in the pool, one of KV_CACHE_DTYPES."""
+    draft_kv_cache_dtype: str = AUTO
+    """Of the drafter's."""
     quantization: str = ""
     """fp8 rounds the matrices of the target's layers while they are read; empty leaves them as they are stored."""
     load_format: str = "auto"
@@ -150,7 +155,7 @@ class LaunchConfig:
     def asks_for_speculation(self) -> bool:
         """Flags, the drafter's folder apart, make no sense without it."""
         is_named = self.speculative_algorithm not in ("", NO_SPECULATION)
-        return bool(is_named or self.asked_drafts or self.simulate_accept_length)
+        return bool(is_named or self.asked_drafts or self.simulate_accept_length or self.draft_kv_cache_dtype != AUTO)
 
     @property
     def asked_drafts(self) -> int:
@@ -171,6 +176,8 @@ def _check_choices(config: LaunchConfig) -> None:
         "--propose-route": (config.propose_route, ROUTES),
         "--radix-eviction-policy": (config.eviction_policy, EVICTION_POLICIES),
         "--dtype": (config.dtype, DTYPES),
+        "--kv-cache-dtype": (config.kv_cache_dtype, KV_CACHE_DTYPES),
+        "--speculative-draft-kv-cache-dtype": (config.draft_kv_cache_dtype, KV_CACHE_DTYPES),
         "--load-format": (config.load_format, LOAD_FORMATS),
         "--quantization": (config.quantization, QUANTIZATIONS),
         "--log-level": (config.log_level, LOG_LEVELS),

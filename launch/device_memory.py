@@ -16,12 +16,15 @@ from memsvc.device.buckets import bucket_sizes
 from memsvc.device.fixed_frames import SharedForm
 from target_worker.model.config import DTYPE_BYTES
 from target_worker.model.linear_spec import LinearSpec
+from target_worker.step_sizes import MOST_PROMPTS, prompt_buckets
 
 CONTEXT_BYTES = 756 << 20
 """A worker with torch and its kernels loaded, on an H200 with CUDA 13: what NVML shows less what allocators and the
 arena hold, 790 to 797 MB for each of the two workers of three servers."""
-LIBRARY_BYTES = 3 * (32 << 20)
-"""Workspaces of cuBLAS, 32 MiB a stream on Hopper (its documentation): of eager work, of capture, of the lane."""
+WORKSPACE_BYTES = 32 << 20
+"""Workspace of cuBLAS, one a stream, on Hopper (its documentation)."""
+LIBRARY_BYTES = 3 * WORKSPACE_BYTES
+"""Of eager work, of capture, of the lane."""
 PREFILL_BYTES = 128 << 20
 """Workspace of FlashInfer's attention, if prompts are attended by it."""
 SPLITS = 528
@@ -100,7 +103,10 @@ def device_parts(config: LaunchConfig, models: Models) -> list[DevicePart]:
         DevicePart("target weights", weights),
         DevicePart("target context", CONTEXT_BYTES),
         DevicePart("target workspaces", LIBRARY_BYTES + _eager_bytes(config, models, rows, item)),
-        DevicePart("target graphs", _rounded(_graph_bytes(target, places, rows, item))),
+        DevicePart(
+            "target graphs",
+            _rounded(_graph_bytes(target, places, rows, item) + _prompt_graph_bytes(config, target, item)),
+        ),
     ]
     if models.draft is None:
         return parts
@@ -144,6 +150,18 @@ def _graph_bytes(sizes: ForwardSizes, places: int, num_rows: int, item: int) -> 
     """The pool that all buckets share is as large as the largest needs it."""
     scratch = sizes.scratch_bytes(places, num_rows // max(1, places))
     return sizes.layer_bytes(num_rows, item) + sizes.logits_bytes(num_rows, item) + scratch
+
+
+def _prompt_graph_bytes(config: LaunchConfig, sizes: ForwardSizes, item: int) -> int:
+    """Of few prompt rows. They share the pool of verify, which may leave it in pieces that are none of theirs.
+
+    They are captured on a stream of their own.
+    """
+    if sizes.linear is not None or config.disable_cuda_graph:
+        return 0
+    rows = max(prompt_buckets(config.prefill_tokens, config.attention_backend), default=0)
+    forward = sizes.layer_bytes(rows, item) + sizes.logits_bytes(min(rows, MOST_PROMPTS), item)
+    return WORKSPACE_BYTES + forward if rows else 0
 
 
 def _rounded(num_bytes: int) -> int:

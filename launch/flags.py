@@ -23,6 +23,7 @@ from launch.config import (
 from launch.http.config import API_KEY_ENV
 from memsvc.config import LOG_LEVELS, parse_bytes
 from memsvc.core.config import EVICTION_POLICIES
+from memsvc.device.kv_dtype import KV_CACHE_DTYPES
 from target_worker.config import ATTENTION_BACKENDS
 
 _DESCRIPTION = """\
@@ -81,7 +82,11 @@ FLAGS = (
     Flag("--checkpoint-interval", "checkpoint_interval",
          "tokens between stored states of a long prompt, for models with recurrent layers, 0 = by their size",
          {"type": int, "metavar": "TOKENS"}),
-    Flag("--dtype", "dtype", "of weights and KV", {"choices": DTYPES}),
+    Flag("--dtype", "dtype", "of weights and arithmetic", {"choices": DTYPES}),
+    Flag("--kv-cache-dtype", "kv_cache_dtype", "of the target's keys and values in the pool; auto is as --dtype",
+         {"choices": KV_CACHE_DTYPES}),
+    Flag("--speculative-draft-kv-cache-dtype", "draft_kv_cache_dtype", "of the drafter's",
+         {"choices": KV_CACHE_DTYPES}),
     Flag("--quantization", "quantization", "CUDA: fp8 holds and multiplies the target's layers in 8 bits",
          {"metavar": "NAME"}),
     Flag("--load-format", "load_format", "dummy makes random weights", {"choices": LOAD_FORMATS}),

@@ -63,11 +63,11 @@ def read_models(config: LaunchConfig, model_path: Path) -> Models:
     target = TargetShape.from_folder(model_path)
     draft = DraftShape.from_folder(config.draft_model_path) if config.draft_model_path else None
     num_drafts = _num_drafts(config, draft)
-    kinds = target_kinds(target, config.page_size, config.dtype, 1 + num_drafts)
+    kinds = target_kinds(target, config.page_size, config.dtype, 1 + num_drafts, config.kv_cache_dtype)
     row_bytes = 0
     if draft is not None:
         _check_pair(target, draft)
-        kinds += draft_kinds(draft, config.page_size, config.dtype)
+        kinds += draft_kinds(draft, config.page_size, config.dtype, config.draft_kv_cache_dtype)
         row_bytes = draft.feature_width * DTYPE_BYTES[target.resolve_dtype(config.dtype)]
     if config.simulate_accept_length and not 1 <= config.simulate_accept_length <= num_drafts + 1:
         given = config.simulate_accept_length

@@ -55,7 +55,7 @@ def _make_runner(base: Base) -> Runner:
     config, layout, model = base.config, base.layout, base.model
     return Runner(
         model,
-        kv_pool(base.arena, layout, model.shape, model.dtype),
+        kv_pool(base.arena, layout, model.shape, config),
         page_tables(layout, config, base.arena.device),
         _features(base) if config.target_layer_ids else None,
         list(config.target_layer_ids),

@@ -67,9 +67,11 @@ class _Group:
 class PagedAttention:
     """One forward's attention: planned once from its spans, then run in every layer."""
 
-    def __init__(self, pool: KvPool, tables: PageTables, spans: list[Span], num_heads: int) -> None:
+    def __init__(self, pool: KvPool, tables: PageTables, spans: list[Span], num_heads: int, dtype: torch.dtype) -> None:
+        """dtype: of q. Pages may be e4m3 instead."""
         self._pool = pool
         self._tables = tables
+        self._dtype = dtype
         self._group_size = num_heads // pool.shape.num_kv_heads
         self._kernels = kernels_for(pool.k(0)) if takes(pool) else None
         few = [span for span in spans if span.num <= KERNEL_ROWS] if self._kernels else []
@@ -80,11 +82,11 @@ class PagedAttention:
         if not spans:
             return []
         pool, shape, tables = self._pool, self._pool.shape, self._tables
-        page_bytes = 2 * pool.page_size * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
-        parts = group_spans(spans, pool.page_size, SCRATCH_BYTES // page_bytes)
+        page_numbers = 2 * pool.page_size * shape.num_kv_heads * shape.head_dim
+        parts = group_spans(spans, pool.page_size, SCRATCH_BYTES // (page_numbers * self._dtype.itemsize))
         # All groups use the same scratch, one after another.
-        num_bytes = page_bytes * max(len(part) * _num_pages(part, pool.page_size) for part in parts)
-        scratch = torch.empty(num_bytes // shape.dtype.itemsize, dtype=shape.dtype, device=tables.device)
+        most_pages = max(len(part) * _num_pages(part, pool.page_size) for part in parts)
+        scratch = torch.empty(page_numbers * most_pages, dtype=self._dtype, device=tables.device)
         return [self._plan(part, scratch) for part in parts]
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
@@ -100,7 +102,7 @@ class PagedAttention:
 
     def _attend(self, layer: int, group: _Group, q: torch.Tensor) -> torch.Tensor:
         n, kv_heads, _, head_dim = group.keys.shape
-        self._pool.gather_at(layer, group.places, group.gathered)
+        self._pool.gather_wide(layer, group.places, group.gathered)
         zero_rows(group.gathered, group.unseen)
         # The query heads of a key-value head become more rows of it, so keys need no repeating.
         q = q.view(n, -1, kv_heads, self._group_size, head_dim).permute(0, 2, 3, 1, 4)
@@ -116,7 +118,7 @@ class PagedAttention:
         starts = torch.tensor([span.start for span in spans], device=device)
         keys_at = torch.arange(length, device=device)
         sees = keys_at <= starts[:, None, None] + torch.arange(num, device=device)[:, None]
-        mask = torch.zeros(sees.shape, dtype=pool.shape.dtype, device=device).masked_fill_(~sees, -torch.inf)
+        mask = torch.zeros(sees.shape, dtype=self._dtype, device=device).masked_fill_(~sees, -torch.inf)
         mask = mask[:, None].expand(-1, self._group_size, -1, -1).reshape(len(spans), 1, -1, length)
         unseen = (keys_at >= (starts + num)[:, None]).expand(2, -1, -1).flatten().nonzero()[:, 0]
         form = (2, len(spans), length, pool.shape.num_kv_heads, pool.shape.head_dim)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from memsvc.device.kv_dtype import AUTO
 from target_worker.step_sizes import StepSizes
 
 ATTENTION_BACKENDS = ("auto", "torch", "triton", "flashinfer")
@@ -21,7 +22,9 @@ class TargetConfig:
     engine: str = "main"
     """Name under which target and draft register with the memory service."""
     dtype: str = "auto"
-    """auto (the checkpoint's), bfloat16 or float32; weights and KV alike."""
+    """auto (the checkpoint's), bfloat16 or float32."""
+    kv_cache_dtype: str = AUTO
+    """Of the pages of target_kv, one of KV_CACHE_DTYPES."""
     device: str = "cpu"
     """Torch device of weights and arena."""
     load_format: str = "auto"

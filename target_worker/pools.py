@@ -2,6 +2,7 @@
 
 import torch
 
+from memsvc.device.kv_dtype import kv_torch_name
 from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.page_table import PageTables
 from memsvc.wire.mem import Layout
@@ -9,10 +10,13 @@ from target_worker.config import TargetConfig
 from target_worker.model.config import TARGET_KV, TargetShape
 
 
-def kv_pool(arena: torch.Tensor, layout: Layout, shape: TargetShape, dtype: torch.dtype) -> KvPool:
+def kv_pool(arena: torch.Tensor, layout: Layout, shape: TargetShape, config: TargetConfig) -> KvPool:
     """Keys and values of the full-attention layers. Raises ValueError if the layout holds pages of another size."""
     kv_shape = KvShape(
-        num_layers=shape.num_full_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, dtype=dtype
+        num_layers=shape.num_full_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=getattr(torch, kv_torch_name(config.kv_cache_dtype, shape.resolve_dtype(config.dtype))),
     )
     kind = next(kind for kind in layout.kinds if kind.name == TARGET_KV)
     return KvPool(arena, kind, kv_shape)

@@ -100,7 +100,8 @@ class Runner:
         self._check_features(feature_row, len(token_ids))
         device = self.model.device
         place = self.pool.split(self.tables.slots_at(rows, positions))
-        attention = PagedAttention(self.pool, self.tables, _spans(segments), self.model.shape.num_heads)
+        num_heads = self.model.shape.num_heads
+        attention = PagedAttention(self.pool, self.tables, _spans(segments), num_heads, self.model.dtype)
 
         recurrence = self._recurrence(segments)
 

@@ -4,6 +4,31 @@ from dataclasses import dataclass
 
 from memsvc.device.buckets import bucket_sizes, most_places
 
+PROMPT_BUCKETS = (32, 64, 128, 192, 256, 384, 512)
+"""Prompt rows of the steps that are captured. The device computes more for longer than the host takes to enqueue them.
+
+Rows up to some 150 take the device as long as reading the weights, so few are padded to much; more to a third at most.
+"""
+MOST_PROMPTS = 32
+"""Prompts of a captured step, at most."""
+_ROWS_EACH = 4
+"""A bucket has room for a prompt in so many rows."""
+CAPTURED_BACKENDS = ("auto", "triton")
+"""Values of --attention-backend with which prompts are captured. The others plan on the host."""
+
+
+def prompt_buckets(max_prefill_tokens: int, attention_backend: str) -> tuple[int, ...]:
+    """Prompt rows to capture for a dense target, ascending; none has more than a step may have."""
+    if attention_backend not in CAPTURED_BACKENDS:
+        return ()
+    last = min(PROMPT_BUCKETS[-1], max_prefill_tokens)
+    return (*[size for size in PROMPT_BUCKETS if size < last], last)
+
+
+def prompts_of(num_rows: int, max_running_requests: int) -> int:
+    """Prompts that a bucket of so many rows has room for."""
+    return min(MOST_PROMPTS, max_running_requests, max(1, num_rows // _ROWS_EACH))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSizes:

@@ -65,11 +65,11 @@ class Worker:
     def _register(self, shape: TargetShape) -> Registered:
         config = self._config
         dtype = shape.resolve_dtype(config.dtype)
-        kinds = [kind.name for kind in kind_specs(shape, config.page_size, dtype, config.block_size)]
+        kinds = [kind.name for kind in kind_specs(shape, config.page_size, dtype)]
         if config.draft:
             # The draft co-writes pages of the same requests, so they are this registration's too.
             kinds.append(DRAFT_KV)
-        name = fingerprint(config.model_path, dtype, config.load_format, config.quantization)
+        name = fingerprint(config.model_path, dtype, config.load_format, config.quantization, config.kv_cache_dtype)
         return self._client.register(config.engine, "target", kinds, name)
 
     def _load(self, layout: Layout, arena: torch.Tensor, shape: TargetShape) -> Decoder:
@@ -85,7 +85,7 @@ class Worker:
         shape, model = self._model.shape, self._model
         lines = [
             f"target={shape.architecture} layers={shape.num_layers} hidden={shape.hidden_size} "
-            f"dtype={model.dtype} device={model.device} threads={torch.get_num_threads()} load_s={self._load_s:.1f}"
+            f"dtype={model.dtype} kv={self._config.kv_cache_dtype} device={model.device} threads={torch.get_num_threads()} load_s={self._load_s:.1f}"
         ]
         num_fp8 = sum(isinstance(matrix, Fp8Linear) for matrix in model.matrices)
         if num_fp8:

@@ -66,6 +66,11 @@ class DraftStep:
         self._largest = max(buckets, default=1)
         self._scratch = self._scratch_for(self._largest)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of rows; draft KV may be e4m3."""
+        return self._model.dtype
+
     def _scratch_for(self, num_places: int) -> AttentionScratch:
         shape = self._model.shape
         return AttentionScratch.for_buckets(

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from draft_worker.attention import Attend
+from draft_worker.attention import Attend, DraftKv
 from draft_worker.batch import BlockBatch
 from draft_worker.cuda.network import SECTIONS, DraftMemory, DraftStep
 from draft_worker.materialized import MaterializedAttention
@@ -98,7 +98,7 @@ class MaterializedRoute:
         batch = BlockBatch(
             rows=rows, anchors=anchors, anchor_pos=ends, context_start=starts, num_drafts=self._num_drafts
         )
-        return MaterializedAttention(self._shape, self._memory.pool, self._tables, batch)
+        return MaterializedAttention(self._shape, DraftKv(self._memory.pool, self._tables, self._step.dtype), batch)
 
 
 def turns_of(step: DraftStep) -> Callable[[Places], Turn]:

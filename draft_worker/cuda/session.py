@@ -16,6 +16,7 @@ from draft_worker.features import exchange_rows
 from draft_worker.model import DraftModel
 from draft_worker.worker import Memory
 from memsvc.device.buckets import bucket_sizes
+from memsvc.device.fp8_pages import check_capability
 from memsvc.device.graphs import GraphPlan, Places
 from memsvc.device.lane import CudaLane, Lane, Words
 from memsvc.device.slots import SlotState
@@ -51,6 +52,8 @@ class SessionMaker:
     """Makes sessions for one model and one arena."""
 
     def __init__(self, config: DraftConfig, model: DraftModel, memory: Memory) -> None:
+        """Raises ValueError if the device can't read the pages of draft KV."""
+        check_capability("--speculative-draft-kv-cache-dtype", memory.pool.shape.dtype, memory.arena.device)
         self._config = config
         self._model = model
         self._memory = memory

@@ -12,6 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from memsvc.device.fp8 import E4M3
+
 __all__ = [
     "ASKED",
     "AUTO",
@@ -54,6 +56,7 @@ class AttentionCase:
     device: str
     """Type of device: cpu or cuda."""
     dtype: torch.dtype
+    """Of rows, and of pages unless kv_dtype says otherwise."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -65,11 +68,18 @@ class AttentionCase:
     sink: bool = False
     capability: int = 0
     """Compute capability of a CUDA device, the major number: 9 is Hopper. 0 elsewhere."""
+    kv_dtype: torch.dtype | None = None
+    """Of pages; None: that of rows."""
 
     @property
     def group(self) -> int:
         """Query heads of a key-value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def page_dtype(self) -> torch.dtype:
+        """Of pages."""
+        return self.kv_dtype or self.dtype
 
 
 class RowSpan(Protocol):
@@ -98,6 +108,8 @@ class Abilities:
     capabilities: frozenset[int] = frozenset()
     not_causal: bool = True
     sinks: bool = True
+    kv_dtypes: frozenset[torch.dtype] = frozenset()
+    """Of pages that are not in the dtype of rows: here an empty set means none."""
     missing: Callable[[AttentionCase], str | None] = lambda case: None
     """What this machine lacks for the case, or None."""
 
@@ -115,6 +127,8 @@ class Abilities:
             )
             if known and value not in known
         ]
+        if case.page_dtype != case.dtype and case.page_dtype not in self.kv_dtypes:
+            found.append(f"pages of {case.page_dtype} for rows of {case.dtype} are not supported")
         if case.head_dim > self.max_head_dim:
             found.append(f"head_dim {case.head_dim} is above {self.max_head_dim}")
         if not case.causal and not self.not_causal:
@@ -166,12 +180,13 @@ def _lacks_triton(case: AttentionCase) -> str | None:
     return None if importlib.util.find_spec("triton") else "triton is not installed"
 
 
-TORCH = Abilities(uses=frozenset({Use.EAGER}), devices=frozenset({"cpu", "cuda"}))
+TORCH = Abilities(uses=frozenset({Use.EAGER}), devices=frozenset({"cpu", "cuda"}), kv_dtypes=frozenset({E4M3}))
 """Of the workers' reference attention, which gathers pages by a plan of the host."""
 TRITON = Abilities(
     uses=frozenset({Use.GRAPH, Use.EAGER}),
     devices=frozenset({"cuda"}),
     dtypes=frozenset({torch.bfloat16, torch.float16, torch.float32}),
+    kv_dtypes=frozenset({E4M3}),
     missing=_lacks_triton,
 )
 """Of memsvc.device.kernels.block_attention and prefill_attention."""

@@ -1,7 +1,8 @@
 """FlashInfer's paged prefill attention: planned on the host from CPU tensors, for eager calls.
 
 Kernels come as .so files, one for each (head_dim, window or not) and dtype, of two makes: fa3 for Hopper, and fa2 for
-all devices. Nothing is compiled here. flashinfer is imported by the first FlashInferPrefill, not by this module.
+all devices, which takes pages in e4m3 beside rows in 16 bits. Nothing is compiled here. flashinfer is imported by the
+first FlashInferPrefill, not by this module.
 """
 
 import importlib
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from memsvc.device.attention_backends import Abilities, AttentionCase, RowSpan, Use
+from memsvc.device.fp8 import E4M3
 
 __all__ = ["FLASHINFER", "WORKSPACE_BYTES", "FlashInferPrefill", "kernel_name"]
 
@@ -21,14 +23,15 @@ WORKSPACE_BYTES = 128 << 20
 """What FlashInfer advises for partial results. One workspace serves all layers and plans of a stream."""
 
 _SHORT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+_SHORT_PAGES = _SHORT_DTYPES | {E4M3: "e4m3"}
 _NUM_WRAPPERS = 2
 
 
 def kernel_name(case: AttentionCase, kernel: str) -> str:
     """Folder and file under flashinfer/data/aot that serves a case. kernel: fa2 or fa3."""
-    short, dim = _SHORT_DTYPES[case.dtype], case.head_dim
+    short, pages, dim = _SHORT_DTYPES[case.dtype], _SHORT_PAGES[case.page_dtype], case.head_dim
     return (
-        f"batch_prefill_with_kv_cache_dtype_q_{short}_dtype_kv_{short}_dtype_o_{short}_dtype_idx_i32"
+        f"batch_prefill_with_kv_cache_dtype_q_{short}_dtype_kv_{pages}_dtype_o_{short}_dtype_idx_i32"
         f"_head_dim_qk_{dim}_head_dim_vo_{dim}_posenc_0_use_swa_{case.window > 0}_use_logits_cap_False"
         f"_f16qk_False{'_sm90' if kernel == 'fa3' else ''}"
     )
@@ -43,7 +46,9 @@ def _lacks(case: AttentionCase, kernel: str) -> str | None:
     return None if built.exists() else f"FlashInfer's kernel {name}.so is not built"
 
 
-def _abilities(kernel: str, capabilities: frozenset[int]) -> Abilities:
+def _abilities(
+    kernel: str, *, capabilities: frozenset[int] = frozenset(), kv_dtypes: frozenset[torch.dtype] = frozenset()
+) -> Abilities:
     return Abilities(
         uses=frozenset({Use.EAGER}),
         devices=frozenset({"cuda"}),
@@ -51,11 +56,15 @@ def _abilities(kernel: str, capabilities: frozenset[int]) -> Abilities:
         head_dims=frozenset({64, 128, 256}),
         capabilities=capabilities,
         sinks=False,
+        kv_dtypes=kv_dtypes,
         missing=lambda case: _lacks(case, kernel),
     )
 
 
-FLASHINFER = {"fa2": _abilities("fa2", frozenset()), "fa3": _abilities("fa3", frozenset({9}))}
+FLASHINFER = {
+    "fa2": _abilities("fa2", kv_dtypes=frozenset({E4M3})),
+    "fa3": _abilities("fa3", capabilities=frozenset({9})),
+}
 """By kernel."""
 
 
@@ -114,7 +123,7 @@ class FlashInferPrefill:
             # It counts the positions before the row's own.
             window_left=case.window - 1 if case.window else -1,
             q_data_type=case.dtype,
-            kv_data_type=case.dtype,
+            kv_data_type=case.page_dtype,
         )
         if case.device == "cuda":
             self._copied[self._current] = torch.cuda.Event()

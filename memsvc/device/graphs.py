@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,10 @@ _WARM_UPS = 2
 Turn = Callable[[], Iterator[str]]
 """Puts one step on the current stream, section by section. Reads and allocates nothing that depends on data."""
 OnSection = Callable[[str], None]
+Inputs = TypeVar("Inputs")
+"""Static tensors that differ from step to step."""
+Pool: TypeAlias = Any
+"""Memory of graphs that run one after the other, from torch.cuda.graph_pool_handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,10 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(Generic[Inputs]):
     """A batch size with its static inputs. Without graphs `turn` itself is run."""
 
-    places: Places
+    places: Inputs
     turn: Turn
     graphs: dict[str, torch.cuda.CUDAGraph] = field(default_factory=dict)
     """By section, in order; one entry, named ALL, if the sections are one graph."""
@@ -93,52 +97,56 @@ class GraphPlan:
     """A graph for each section: one launch more for each on the host, and a gap of a few microseconds between them."""
     is_captured: bool = True
     """False runs the same functions eagerly."""
+    of: str = "batches"
+    """What is captured, for people."""
 
 
-class BucketGraphs:
-    """The buckets of one step. Batches larger than the largest run eagerly, at their own size."""
+class SizedGraphs(Generic[Inputs]):
+    """The buckets of one step, with static inputs of any form. What is larger than the largest runs at its own size."""
 
-    def __init__(self, plan: GraphPlan, make_turn: Callable[[Places], Turn], device: torch.device | str) -> None:
-        """make_turn allocates what a bucket needs besides its inputs, once."""
+    def __init__(
+        self, plan: GraphPlan, make_bucket: Callable[[int], Bucket[Inputs]], device: torch.device | str
+    ) -> None:
+        """make_bucket allocates all that a bucket of some size needs, once, with inputs that stand for nobody."""
         self._plan = plan
-        self._make_turn = make_turn
+        self._make_bucket = make_bucket
         self._device = torch.device(device)
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         """Buckets are made and captured on it. Nobody waits on it, so it can be waited for at any time."""
-        self._buckets: dict[int, Bucket] = {}
+        self._buckets: dict[int, Bucket[Inputs]] = {}
         self.capture_s = 0.0
         self.num_bytes = 0
         """Device memory that all graphs together took."""
 
-    def bucket(self, num_members: int) -> Bucket:
+    def bucket(self, num: int) -> Bucket[Inputs]:
         """The smallest one that holds so many; without one, a bucket of just this size, eager."""
-        size = next((size for size in self._plan.sizes if size >= num_members), num_members)
+        size = next((size for size in self._plan.sizes if size >= num), num)
         if size not in self._buckets:
             self._buckets[size] = self._eager(size)
         return self._buckets[size]
 
-    def _eager(self, size: int) -> Bucket:
+    def _eager(self, size: int) -> Bucket[Inputs]:
         """A bucket whose tensors hold what they were made with, whichever stream uses them first."""
         with torch.cuda.stream(self._stream):
-            places = Places.make(size, self._plan.num_numbers, self._device)
-            bucket = Bucket(places, self._make_turn(places))
+            bucket = self._make_bucket(size)
         if self._stream is not None:
             self._stream.synchronize()
         return bucket
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture every bucket, the largest first, in one pool of memory. Places must stand for nobody meanwhile.
+    def capture(self, pool: Pool | None = None) -> None:
+        """Capture every bucket, the largest first, in one pool of memory. Inputs must stand for nobody meanwhile.
 
-        Runs each bucket on the dummy slot first. Does nothing if the plan says eager.
+        Runs each bucket as it is first. Does nothing if the plan says eager. pool: one that other graphs are in too,
+        which never run at the same time; None is a new one.
         """
-        if not self._plan.is_captured:
+        if not self._plan.is_captured or not self._plan.sizes:
             return
-        logger.info("compiling kernels of batches and capturing graphs buckets=%s", list(self._plan.sizes))
+        logger.info("compiling kernels of %s and capturing graphs buckets=%s", self._plan.of, list(self._plan.sizes))
         # A capture gives cached blocks back to the device, which would count as less than nothing.
         torch.cuda.empty_cache()
         started, free_before = time.perf_counter(), torch.cuda.mem_get_info(self._device)[0]
-        stream, pool = self._stream, torch.cuda.graph_pool_handle()
+        stream, pool = self._stream, pool or torch.cuda.graph_pool_handle()
         assert stream is not None, f"graphs on {self._device}"
         torch.cuda.synchronize(self._device)
         for size in reversed(self._plan.sizes):
@@ -152,11 +160,11 @@ class BucketGraphs:
         self.capture_s = time.perf_counter() - started
         self.num_bytes = free_before - torch.cuda.mem_get_info(self._device)[0]
         logger.info(
-            "cuda graphs buckets=%s split=%s capture_s=%.1f bytes=%d",
-            list(self._plan.sizes), self._plan.is_split, self.capture_s, self.num_bytes,
+            "cuda graphs of=%s buckets=%s split=%s capture_s=%.1f bytes=%d",
+            self._plan.of, list(self._plan.sizes), self._plan.is_split, self.capture_s, self.num_bytes,
         )  # fmt: skip
 
-    def _graphs_of(self, turn: Turn, stream: torch.cuda.Stream, pool: Any) -> dict[str, torch.cuda.CUDAGraph]:
+    def _graphs_of(self, turn: Turn, stream: torch.cuda.Stream, pool: Pool) -> dict[str, torch.cuda.CUDAGraph]:
         """Memory between sections stays taken until the last one is captured, and then goes to the next bucket."""
         names = self._plan.sections if self._plan.is_split else (ALL,)
         graphs = {name: torch.cuda.CUDAGraph() for name in names}
@@ -168,3 +176,16 @@ class BucketGraphs:
             assert self._plan.is_split or tuple(made) == self._plan.sections, f"sections are {made}"
         assert next(steps, None) is None, "a section is not captured"
         return graphs
+
+
+class BucketGraphs(SizedGraphs[Places]):
+    """Buckets of batches: members, and a few numbers."""
+
+    def __init__(self, plan: GraphPlan, make_turn: Callable[[Places], Turn], device: torch.device | str) -> None:
+        """make_turn allocates what a bucket needs besides its inputs, once."""
+
+        def make_bucket(size: int) -> Bucket[Places]:
+            places = Places.make(size, plan.num_numbers, device)
+            return Bucket(places, make_turn(places))
+
+        super().__init__(plan, make_bucket, device)

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 import torch
 
 from memsvc.device.cpu.kernels import kernels_for, load
+from memsvc.device.fp8 import E4M3
+from memsvc.device.fp8_pages import rounded, widen
 from memsvc.wire.mem import KindLayout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KvShape:
-    """What one page holds: [num_layers, 2 (K, V), page_size, num_kv_heads, head_dim] of dtype."""
+    """What one page holds: [num_layers, 2 (K, V), page_size, num_kv_heads, head_dim] of dtype.
+
+    dtype may be e4m3, whatever the model computes in: rows are rounded when they are written (fp8_pages.rounded).
+    """
 
     num_layers: int
     num_kv_heads: int
@@ -50,7 +55,7 @@ class KvPool:
         size = (self.num_pages, shape.num_layers, 2, self.page_size, shape.num_kv_heads, shape.head_dim)
         strides = (stride, 2 * half, half, row, shape.head_dim, 1)
         pages = flat.as_strided(size, strides)
-        self._pages = flat.as_strided((self.num_pages, shape.num_layers * 2 * half), (stride, 1))
+        self._pages = _movable(flat.as_strided((self.num_pages, shape.num_layers * 2 * half), (stride, 1)))
         self.pages = pages
         """All of it, a view [num_pages, num_layers, 2 (K, V), page_size, num_kv_heads, head_dim]."""
         self._k = [pages[:, layer, 0] for layer in range(shape.num_layers)]
@@ -60,7 +65,7 @@ class KvPool:
         self._step, self._to_v = stride // self._unit, half // self._unit
         num_halves = (self.num_pages - 1) * self._step + self._to_v + 1
         self._halves = [
-            flat[2 * layer * half :].as_strided((num_halves, half), (self._unit, 1))
+            _movable(flat[2 * layer * half :].as_strided((num_halves, half), (self._unit, 1)))
             for layer in range(shape.num_layers)
         ]
 
@@ -77,13 +82,20 @@ class KvPool:
         return slots // self.page_size, slots % self.page_size
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store k, v [n, num_kv_heads, head_dim] of n tokens at slots int64 [n]."""
+        """Store k, v [n, num_kv_heads, head_dim] of n tokens at slots int64 [n].
+
+        They are of the pages' dtype, or of any if that is e4m3.
+        """
         self.write_at(layer, self.split(slots), k, v)
 
     def write_at(self, layer: int, place: tuple[torch.Tensor, torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         """write, with the slots already split."""
         kernels = kernels_for(k)
         if kernels and kernels.write_kv((self._k[layer], self._v[layer]), place, k, v):
+            return
+        if self.shape.dtype == E4M3:
+            for pages, rows in ((self._k[layer], k), (self._v[layer], v)):
+                _movable(pages).index_put_(place, _movable(rounded(rows)))
             return
         self._k[layer].index_put_(place, k)
         self._v[layer].index_put_(place, v)
@@ -94,11 +106,27 @@ class KvPool:
         return torch.cat((at, at + self._to_v))
 
     def gather_at(self, layer: int, places: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy pages to out, contiguous [2 (K, V), n, p * page_size, num_kv_heads, head_dim].
+        """Copy pages to out, contiguous [2 (K, V), n, p * page_size, num_kv_heads, head_dim], of the pages' dtype.
 
         Slots past a request's length hold whatever was there, NaN included.
         """
-        torch.index_select(self._halves[layer], 0, places, out=out.view(len(places), -1))
+        torch.index_select(self._halves[layer], 0, places, out=_movable(out).view(len(places), -1))
+
+    def gather_wide(self, layer: int, places: torch.Tensor, out: torch.Tensor) -> None:
+        """gather_at to an out of the dtype in which the model computes."""
+        if out.dtype == self.shape.dtype:
+            self.gather_at(layer, places, out)
+            return
+        codes = torch.empty(out.shape, dtype=self.shape.dtype, device=out.device)
+        self.gather_at(layer, places, codes)
+        widen(codes, out)
+
+    def rows_at(
+        self, layer: int, place: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of k and v [n, num_kv_heads, head_dim] of n tokens, in dtype. place: as write_at takes it."""
+        k, v = (_movable(pages)[place].view(self.shape.dtype).to(dtype) for pages in (self._k[layer], self._v[layer]))
+        return k, v
 
     def gather(self, layer: int, page_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the pages of page_table int [n, p]: k and v, each [n, p * page_size, num_kv_heads, head_dim]."""
@@ -118,12 +146,17 @@ class KvPool:
         self._pages.index_fill_(0, page_ids, 0)
 
 
+def _movable(x: torch.Tensor) -> torch.Tensor:
+    """x for copies: torch moves e4m3 as bytes only."""
+    return x.view(torch.uint8) if x.dtype == E4M3 else x
+
+
 def zero_rows(gathered: torch.Tensor, rows: torch.Tensor) -> None:
     """Zero rows int64 [m] of gathered [2, n, length, kv_heads, d], counted over all: places that hold no token."""
     flat = gathered.view(-1, gathered.shape[-2] * gathered.shape[-1])
     if flat.shape[1] * flat.element_size() % 8 == 0:
         flat = flat.view(torch.int64)  # zero is zero in eight bytes at a time as well, and quicker
-    flat.index_fill_(0, rows, 0)
+    _movable(flat).index_fill_(0, rows, 0)
 
 
 def _check(arena: torch.Tensor, kind: KindLayout, shape: KvShape) -> None:

@@ -1,1 +1,1 @@
-"""The target on a CUDA device: verify as one graph for each bucket, prompts eagerly, results read a step later."""
+"""The target on a CUDA device: blocks and few prompt rows as graphs, other prompts eagerly, results read a step later."""

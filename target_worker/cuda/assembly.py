@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from memsvc.device.delta_rules import choose_rule
+from memsvc.device.fp8_pages import check_capability
 from memsvc.device.lane import CudaLane, Words
 from memsvc.device.table_mirror import TableMirror
 from target_worker.base import Base
@@ -18,8 +19,9 @@ from target_worker.cuda.network import TargetMemory, TargetNetwork
 from target_worker.cuda.plan_drafting import PlanDrafting
 from target_worker.cuda.plan_link import PlanLink, TargetLane
 from target_worker.cuda.prefill_backends import PrefillMemory, choose_prefill
+from target_worker.cuda.prompt_graphs import MOST_CONTEXT, PromptGraphs, PromptLimits
 from target_worker.cuda.prompt_states import PromptStates
-from target_worker.cuda.prompts import Chunk, PromptStep
+from target_worker.cuda.prompts import Chunk, PromptStep, TritonPrefill
 from target_worker.cuda.scheduler import Neighbours, PipelinedScheduler
 from target_worker.cuda.state_book import StateBook
 from target_worker.cuda.states import DeviceStates
@@ -30,6 +32,7 @@ from target_worker.linear_memory import LinearMemory
 from target_worker.mem_link import MemLink
 from target_worker.pools import kv_pool, page_tables
 from target_worker.state_link import StateLink
+from target_worker.step_sizes import prompt_buckets
 from target_worker.width import make_width
 
 logger = logging.getLogger(__name__)
@@ -77,7 +80,7 @@ class CudaEngine:
         self._prefill_name, prefill = choose_prefill(
             config.attention_backend,
             model.shape,
-            PrefillMemory(pool=memory.pool, tables=self._tables, page_table=mirror.table),
+            PrefillMemory(pool=memory.pool, tables=self._tables, page_table=mirror.table, dtype=model.dtype),
             config.max_prefill_tokens,
         )
         verify = VerifyConfig(
@@ -87,13 +90,16 @@ class CudaEngine:
         )
         self._rule = choose_rule(model.dtype, arena.device)
         states = PromptStates(memory.states, self._rule, self._lane.stage) if memory.states else None
+        step = VerifyStep(network, memory, verify)
+        prompts = PromptStep(network, self._tables, self._lane, prefill, states)
         parts = Parts(
             memory=memory,
             tables=self._tables,
             mirror=mirror,
-            verify=VerifyStep(network, memory, verify),
-            prompts=PromptStep(network, self._tables, self._lane, prefill, states),
+            verify=step,
+            prompts=prompts,
             lane=self._lane,
+            prompt_graphs=self._make_prompt_graphs(prompts, step, memory),
         )
         is_timed = config.spec_trace >= DEVICE_TIMES and arena.is_cuda
         plan = graph_plan(
@@ -103,13 +109,33 @@ class CudaEngine:
         work.times = StepTimes(exchange.slots.length) if is_timed else None
         return work
 
+    def _make_prompt_graphs(self, prompts: PromptStep, verify: VerifyStep, memory: TargetMemory) -> PromptGraphs | None:
+        """Of a hybrid there are none: its states are planned on the host."""
+        config, shape = self._base.config, self._base.model.shape
+        is_dense = memory.states is None and not config.disable_cuda_graph
+        self._prompt_buckets = prompt_buckets(config.max_prefill_tokens, config.attention_backend) if is_dense else ()
+        # The same kernel, or prompts that never see so much.
+        is_unlimited = self._prefill_name == "triton" or config.context_len <= MOST_CONTEXT
+        self._is_row_captured = bool(self._prompt_buckets) and is_unlimited
+        limits = PromptLimits(
+            sizes=self._prompt_buckets,
+            max_running_requests=config.max_running_requests,
+            feature_rows=config.sizes.feature_rows if memory.features is not None else 0,
+            most_context=0 if is_unlimited else MOST_CONTEXT,
+            is_captured=self._base.arena.is_cuda,
+        )
+        attention = TritonPrefill(memory.pool, memory.page_table, shape.group_size)
+        return PromptGraphs(prompts, verify, attention, limits) if limits.sizes else None
+
     def _make_memory(self, exchange: Exchange, page_table: torch.Tensor) -> TargetMemory:
         config, model, arena, layout = self._base.config, self._base.model, self._base.arena, self._base.layout
         self._linear = LinearMemory.of_layout(
             arena, layout, model, max_reqs=config.max_running_requests, block_size=config.block_size
         )
+        pool = kv_pool(arena, layout, model.shape, config)
+        check_capability("--kv-cache-dtype", pool.shape.dtype, arena.device)
         return TargetMemory(
-            pool=kv_pool(arena, layout, model.shape, model.dtype),
+            pool=pool,
             page_table=page_table,
             slots=exchange.slots,
             features=exchange.features,
@@ -122,8 +148,10 @@ class CudaEngine:
         config, started = self._base.config, time.monotonic()
         logger.info("compiling kernels of prompts attention=%s", self._prefill_name)
         most, ends = config.max_prefill_tokens, min(2, config.max_running_requests)
-        # Kernels are compiled anew for one row, for a number of rows that is no multiple of 16, and for one that is.
-        for num_tokens, num_ending in ((1, 1), (max(1, most - 1), ends), (most, ends)):
+        # Kernels are compiled anew for one row, for a number of rows that is no multiple of 16, and for one that is. A
+        # row alone may always go through a graph, but of more rows still one may be the last of a prompt.
+        first = ((max(1, most - 1), 1),) if self._is_row_captured else ((1, 1), (max(1, most - 1), ends))
+        for num_tokens, num_ending in (*first, (most, ends)):
             chunks = _nobodys_chunks(num_tokens, config.context_len, num_ending)
             self._work.put(Order(clear=[], members=[], chunks=chunks), lambda: None)
             self._lane.drain(_PATIENCE_S)
@@ -149,9 +177,10 @@ class CudaEngine:
     def lines(self) -> list[str]:
         """See Engine."""
         config, device = self._base.config, self._base.arena.device
-        graphs = "none" if config.disable_cuda_graph else ",".join(map(str, config.sizes.buckets))
+        graphs = _listed(() if config.disable_cuda_graph else config.sizes.buckets)
         lines = [
-            f"attention blocks=triton prompts={self._prefill_name} graphs={graphs} capture_s={self._capture_s:.1f}"
+            f"attention blocks=triton prompts={self._prefill_name} graphs={graphs}"
+            f" prompt_graphs={_listed(self._prompt_buckets)} capture_s={self._capture_s:.1f}"
             f" graph_bytes={self._graph_bytes} max_prefill_tokens={config.max_prefill_tokens}"
         ]
         if self._linear is not None:
@@ -166,6 +195,10 @@ class CudaEngine:
     def close(self) -> None:
         """See Engine. A draft that is gone is not waited for."""
         self._lane.drain(_FAREWELL_S)
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ",".join(map(str, sizes)) or "none"
 
 
 def _nobodys_chunks(num_tokens: int, longest: int, num_ending: int) -> list[Chunk]:

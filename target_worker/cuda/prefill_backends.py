@@ -25,6 +25,8 @@ class PrefillMemory:
     """The host's, with one row for each slot."""
     page_table: torch.Tensor
     """The same on the device."""
+    dtype: torch.dtype
+    """Of rows; pages may be e4m3."""
 
 
 def choose_prefill(
@@ -35,7 +37,8 @@ def choose_prefill(
     case = AttentionCase(
         use=Use.EAGER,
         device="cuda",
-        dtype=memory.pool.shape.dtype,
+        dtype=memory.dtype,
+        kv_dtype=memory.pool.shape.dtype,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
@@ -60,7 +63,8 @@ class _TorchPrefill:
     num_heads: int
 
     def __call__(self, spans: Sequence[Span]) -> AttendRows:
-        attention = PagedAttention(self.memory.pool, self.memory.tables, list(spans), self.num_heads)
+        memory = self.memory
+        attention = PagedAttention(memory.pool, memory.tables, list(spans), self.num_heads, memory.dtype)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return attention.run(layer, q).view(q.shape)

@@ -39,12 +39,34 @@ class TritonPrefill:
 
     def __call__(self, spans: Sequence[Span]) -> AttendRows:
         """See PlanPrefill."""
-        plan = PrefillPlan.of(spans, self.group_size, self.page_table.device)
+        return self.planned(PrefillPlan.of(spans, self.group_size, self.page_table.device))
+
+    def planned(self, plan: PrefillPlan) -> AttendRows:
+        """For the rows in the tiles of a plan; others come out as anything."""
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return prefill_attention(q, (self.pool.k(layer), self.pool.v(layer)), self.page_table, plan)
 
         return attend
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Chunks as rows of a batch, in order, on the host."""
+
+    columns: np.ndarray
+    """int64 [3, n]: token, position, and place of keys and values: page * page_size + offset."""
+    spans: list[Span]
+    """One a chunk."""
+    wanted: list[int]
+    """Rows whose logits are wanted: the last ones of prompts that end."""
+    ending: list[int]
+    """Slots of these prompts."""
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return self.columns.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +92,9 @@ class PromptStep:
         states: PromptStates | None = None,
     ) -> None:
         """tables: the host's, with one row for each slot. states: needed by a hybrid target."""
-        self._network = network
+        self.network = network
+        self.lane = lane
         self._tables = tables
-        self._lane = lane
         self._plan_attention = plan_attention
         self._states = states
 
@@ -84,42 +106,45 @@ class PromptStep:
         """
         batch = self.stage(chunks, feature_row, first_wanted=range(0), start=0)
         first_row, wanted = batch.head[:1], batch.head[1:]
-        x = self._network.hidden(batch.x, [batch.segment], first_row, wanted)
-        return self._network.model.head(x) if len(wanted) else None
+        x = self.network.hidden(batch.x, [batch.segment], first_row, wanted)
+        return self.network.model.head(x) if len(wanted) else None
 
     def stage(
         self, chunks: Sequence[Chunk], feature_row: int, *, first_wanted: Sequence[int], start: int
     ) -> PromptBatch:
         """Put chunks on the device whose rows are number `start` and on of a batch. first_wanted: of rows before."""
+        rows = self.rows(chunks)
+        # One copy for everything: the first row of features, the rows wanted, then the columns.
+        head = np.array([feature_row, *first_wanted, *(start + row for row in rows.wanted)], dtype=np.int64)
+        staged = self.lane.stage(np.concatenate((head, rows.columns.ravel())))
+        token_ids, positions, slots = staged[len(head) :].view(3, -1)
+        x = F.embedding(token_ids, self.network.model.embedding)
+        attend = self._plan_attention(rows.spans)
+        recur = self._states and self._states.plan(rows.spans)
+        segment = Segment(TokenRows(positions=positions, slots=slots), attend, recur)
+        return PromptBatch(x, segment, staged[: len(head)])
+
+    def rows(self, chunks: Sequence[Chunk]) -> PromptRows:
+        """Where they stand, by the tables as they are now. Raises ValueError for a token outside the vocabulary."""
         lens = [len(chunk.token_ids) for chunk in chunks]
         token_ids = np.concatenate([np.asarray(chunk.token_ids, dtype=np.int64) for chunk in chunks])
-        vocab = self._network.model.shape.vocab_size
+        vocab = self.network.model.shape.vocab_size
         if token_ids.min() < 0 or token_ids.max() >= vocab:
             raise ValueError(f"token ids {token_ids.min()} to {token_ids.max()} in a vocabulary of {vocab}")
-        slots = np.repeat([chunk.slot for chunk in chunks], lens)
+        owners = np.repeat([chunk.slot for chunk in chunks], lens)
         positions = np.concatenate(
             [np.arange(chunk.start, chunk.start + n) for chunk, n in zip(chunks, lens, strict=True)]
         )
-        ends = np.cumsum(lens)
-        wanted = [start + int(end) - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.is_last]
-        # One copy for everything: the first row of features, the rows wanted, then three columns of the rows.
-        head = np.array([feature_row, *first_wanted, *wanted], dtype=np.int64)
-        staged = self._lane.stage(np.concatenate((head, token_ids, positions, self._slots(slots, positions))))
-        on_device = staged[len(head) :].view(3, -1)
-        x = F.embedding(on_device[0], self._network.model.embedding)
-        spans = self._spans(chunks, ends)
-        rows = TokenRows(positions=on_device[1], slots=on_device[2])
-        segment = Segment(rows, self._plan_attention(spans), self._states and self._states.plan(spans))
-        return PromptBatch(x, segment, staged[: len(head)])
+        ends = np.cumsum(lens).tolist()
+        placed = list(zip(chunks, lens, ends, strict=True))
+        return PromptRows(
+            columns=np.stack((token_ids, positions, self._slots(owners, positions))),
+            spans=[Span(chunk.slot, chunk.start, num, end - num) for chunk, num, end in placed],
+            wanted=[end - 1 for chunk, _, end in placed if chunk.is_last],
+            ending=[chunk.slot for chunk in chunks if chunk.is_last],
+        )
 
     def _slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         page_size = self._tables.page_size
         pages = self._tables.table.numpy()[rows, positions // page_size].astype(np.int64)
         return pages * page_size + positions % page_size
-
-    @staticmethod
-    def _spans(chunks: Sequence[Chunk], ends: np.ndarray) -> list[Span]:
-        return [
-            Span(chunk.slot, chunk.start, len(chunk.token_ids), int(end) - len(chunk.token_ids))
-            for chunk, end in zip(chunks, ends, strict=True)
-        ]

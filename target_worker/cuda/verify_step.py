@@ -102,12 +102,14 @@ class VerifyStep:
         self._accept(logits[:num_rows], places, results)
         return logits[num_rows:]
 
-    def first_tokens(self, logits: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+    def first_tokens(
+        self, logits: torch.Tensor, members: torch.Tensor, results: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Sample and accept the token after a prompt: logits [N, vocab] of the last rows of the members' prompts.
 
         Their slots stand at the prompt's last token. Features of prompts are no part of the slots. Returns the rows
-        for the host, int32 [N, 3].
+        for the host, int32 [N, 3]: results, if given.
         """
         slots = self._memory.slots
         tokens = sample_rows_device(logits, members, slots, self._sampling)
-        return accept(tokens, members, slots, feature_base=None)
+        return accept(tokens, members, slots, feature_base=None, results=results)

@@ -15,6 +15,7 @@ from memsvc.device.slots import SlotWriter
 from memsvc.device.table_mirror import TableMirror
 from target_worker.cuda.network import TargetMemory
 from target_worker.cuda.order import Chunk, Order
+from target_worker.cuda.prompt_graphs import PromptGraphs
 from target_worker.cuda.prompts import PromptStep
 from target_worker.cuda.results import ResultBuffer
 from target_worker.cuda.step_times import PROMPTS, StepTimes
@@ -22,7 +23,8 @@ from target_worker.cuda.verify_step import SECTIONS, VerifyConfig, VerifyStep
 
 MIXED_ROWS = 512
 """Prompt rows from which on blocks are computed together with them: both are bound by the device then, and all weights
-are read once. Fewer take the host longer to enqueue than the device to compute, so a graph beside them costs less."""
+are read once. Fewer are a graph of their own, or take the host longer to enqueue than the device to compute, so that a
+graph beside them costs less."""
 _BUFFERS = 2
 """Steps whose results are not read yet: the one that runs, and the one behind it."""
 
@@ -38,6 +40,8 @@ class Parts:
     verify: VerifyStep
     prompts: PromptStep
     lane: Lane
+    prompt_graphs: PromptGraphs | None = None
+    """Of a dense target: what runs chunks of few rows instead."""
 
 
 class StepWork:
@@ -67,8 +71,12 @@ class StepWork:
 
     def capture(self) -> tuple[float, int]:
         """Capture all buckets: seconds it took, and bytes of device memory."""
-        self._graphs.capture()
-        return self._graphs.capture_s, self._graphs.num_bytes
+        # Blocks and prompts of a step run one after the other, so they share the memory of their graphs.
+        pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._graphs.capture(pool)
+        prompts = self._parts.prompt_graphs
+        seconds, num_bytes = prompts.capture(pool) if prompts is not None else (0.0, 0)
+        return self._graphs.capture_s + seconds, self._graphs.num_bytes + num_bytes
 
     def first_row(self, num_members: int) -> int:
         """Exchange row where the features of chunks begin beside so many blocks, whose rows stand before."""
@@ -101,10 +109,14 @@ class StepWork:
         if members and sum(len(chunk.token_ids) for chunk in chunks) >= MIXED_ROWS:
             return self._mixed(members, chunks)
         rows = [self._blocks(members)] if members else []
-        if chunks:
-            logits = self._parts.prompts.run(chunks, self.first_row(len(members)))
-            rows += self._first_tokens(chunks, logits)
-        return rows
+        return rows + self._prompts(chunks, self.first_row(len(members))) if chunks else rows
+
+    def _prompts(self, chunks: Sequence[Chunk], feature_row: int) -> list[torch.Tensor]:
+        graphs = self._parts.prompt_graphs
+        rows = graphs.run(chunks, feature_row) if graphs is not None else None
+        if rows is None:
+            return self._first_tokens(chunks, self._parts.prompts.run(chunks, feature_row))
+        return [rows] if len(rows) else []
 
     @torch.inference_mode()
     def catch_up(self, slots: Sequence[int], lengths: Sequence[int]) -> None:

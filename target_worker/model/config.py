@@ -15,6 +15,7 @@ from memsvc.device.hf_config import (
     read_json,
     rope_spec,
 )
+from memsvc.device.kv_dtype import AUTO, kv_item_bytes
 from memsvc.device.quant_config import check_quantization
 from memsvc.wire.mem import KindSpec
 from target_worker.model.linear_spec import (
@@ -169,14 +170,16 @@ class TargetShape:
         return name
 
 
-def kind_specs(shape: TargetShape, page_size: int, dtype: str, block_size: int = 1) -> list[KindSpec]:
+def kind_specs(
+    shape: TargetShape, page_size: int, dtype: str, block_size: int = 1, kv_cache_dtype: str = AUTO
+) -> list[KindSpec]:
     """The kinds this target needs. block_size: rows of a verify block, which the rings have to hold twice.
 
-    A page of target_kv holds page_size tokens of all FULL layers; one of state or ring belongs to one LINEAR layer
-    of one request.
+    A page of target_kv holds page_size tokens of all FULL layers, in kv_cache_dtype (one of KV_CACHE_DTYPES); one of
+    state or ring belongs to one LINEAR layer of one request.
     """
     item = DTYPE_BYTES[shape.resolve_dtype(dtype)]
-    token_bytes = shape.num_full_layers * 2 * shape.num_kv_heads * shape.head_dim * item
+    token_bytes = shape.num_full_layers * 2 * shape.num_kv_heads * shape.head_dim * kv_item_bytes(kv_cache_dtype, item)
     kinds = [KindSpec(name=TARGET_KV, page_bytes=page_size * token_bytes, tokens_per_page=page_size)]
     if shape.linear is None:
         return kinds
@@ -190,13 +193,15 @@ def kind_specs(shape: TargetShape, page_size: int, dtype: str, block_size: int =
     ]
 
 
-def fingerprint(path: str | Path, dtype: str, load_format: str = "auto", quantization: str = "") -> str:
+def fingerprint(
+    path: str | Path, dtype: str, load_format: str = "auto", quantization: str = "", kv_cache_dtype: str = AUTO
+) -> str:
     """Names model and arithmetic: cached KV of another fingerprint is of no use.
 
     Covers config.json, and of each safetensors file its name, its size and sixteen samples of 64 KiB.
     """
     folder = Path(path)
-    digest = hashlib.sha256(f"{dtype} {load_format} {quantization}\n".encode())
+    digest = hashlib.sha256(f"{dtype} {load_format} {quantization} {kv_cache_dtype}\n".encode())
     digest.update((folder / "config.json").read_bytes())
     for file in sorted(folder.glob("*.safetensors")) if load_format != "dummy" else []:
         size = file.stat().st_size

@@ -124,7 +124,7 @@ class Target:
         place = self.pool.split(self.tables.slots(self.rows[0], 0, MAX_PAGES * PAGE_SIZE)[:num])
 
         def attend() -> None:
-            plan = PagedAttention(self.pool, self.tables, spans, heads)
+            plan = PagedAttention(self.pool, self.tables, spans, heads, qkv.dtype)
             for layer in range(len(weights)):
                 plan.run(layer, qkv[:, :heads])
 

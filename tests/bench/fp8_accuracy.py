@@ -4,8 +4,8 @@
 
 bf16 answers the prompts of tests.bench.short_prompts greedily. Each variant then reads prompts and answers: how often
 its likeliest token is bf16's, where bf16 was sure and everywhere, and the divergence of its distribution from bf16's.
-Perplexity is of a text of this repository, whose hash is recorded. float32 shows what bf16's own rounding does. The
-default model is left out, and named, where it has not been fetched yet.
+Perplexity is of a text of this repository, whose hash is recorded. float32 shows what bf16's own rounding does, kv_fp8
+what pages of keys and values in 8 bits do. The default model is left out, and named, where it has not been fetched yet.
 """
 
 import argparse
@@ -25,10 +25,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from draft_worker.train.decode import BatchDecoder
-from draft_worker.train.target import FrozenTarget
+from draft_worker.train.delta import WholeSequences
+from draft_worker.train.target import causal_attention
 from launch.smollm2 import MODEL_NAME, default_cache_dir, ensure_smollm2, fingerprint
 from memsvc.device.checkpoint import SINGLE_FILE
 from memsvc.device.fp8 import quantise_weight
+from memsvc.device.fp8_pages import rounded
 from memsvc.device.scaled_weights import scaled
 from memsvc.wire.text import ChatMessage, ChatPrompt, TextPrompt
 from target_worker.model.decoder import Decoder
@@ -86,12 +88,18 @@ def greedy(model: Decoder, prompts: list[list[int]], max_new: int) -> list[list[
 
 
 @torch.no_grad()
-def read(model: Decoder, texts: Texts, answers: list[list[int]]) -> Reading:
-    """One forward for each."""
-    target = FrozenTarget(model, ())
+def read(model: Decoder, texts: Texts, answers: list[list[int]], *, has_fp8_kv: bool = False) -> Reading:
+    """One forward for each. has_fp8_kv: keys and values are attended as pages of e4m3 hold them."""
+    spec = model.shape.linear
+    recur = None if spec is None else WholeSequences(spec, 1).recur
+
+    def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if has_fp8_kv:
+            k, v = (rounded(part).to(q.dtype) for part in (k, v))
+        return causal_attention(q[None], k[None], v[None])
 
     def log_shares(ids: list[int], first: int) -> torch.Tensor:
-        _, hidden = target.read(torch.tensor([ids]))
+        hidden = model.hidden(torch.tensor(ids), torch.arange(len(ids)), attend, recur=recur)
         return F.log_softmax(model.logits(hidden[first - 1 : -1]).float(), dim=-1)
 
     rows = [log_shares(prompt + answer, len(prompt)) for prompt, answer in zip(texts.prompts, answers, strict=True)]
@@ -136,15 +144,25 @@ def weight_errors(folder: Path) -> dict[str, float]:
     return {kind: round(math.sqrt(error / total), 5) for kind, error in errors.items()}
 
 
-Variants = dict[str, Callable[[], Decoder]]
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A model beside bf16's."""
+
+    load: Callable[[], Decoder]
+    has_fp8_kv: bool = False
+
+
+Variants = dict[str, Variant]
 
 
 @contextmanager
 def variants(folder: Path) -> Iterator[Variants]:
     """Models by name, each loaded when it is asked for."""
     found: Variants = {
-        "float32": lambda: load_target(folder, "float32")[0],
-        "fp8": lambda: load_target(folder, "bfloat16", quantization="fp8")[0],
+        "float32": Variant(lambda: load_target(folder, "float32")[0]),
+        "fp8": Variant(lambda: load_target(folder, "bfloat16", quantization="fp8")[0]),
+        "kv_fp8": Variant(lambda: load_target(folder, "bfloat16")[0], True),
+        "fp8, kv_fp8": Variant(lambda: load_target(folder, "bfloat16", quantization="fp8")[0], True),
     }
     if "quantization_config" in json.loads((folder / "config.json").read_text("utf-8")):
         yield found
@@ -152,8 +170,8 @@ def variants(folder: Path) -> Iterator[Variants]:
     with tempfile.TemporaryDirectory() as made:
         blocks = make_fp8(folder, Path(made) / "blocks", by_blocks, BLOCKS)
         yield found | {
-            "blocks, weights alone": lambda: load_target(blocks, "bfloat16")[0],
-            "blocks made rows": lambda: load_target(blocks, "bfloat16", quantization="fp8")[0],
+            "blocks, weights alone": Variant(lambda: load_target(blocks, "bfloat16")[0]),
+            "blocks made rows": Variant(lambda: load_target(blocks, "bfloat16", quantization="fp8")[0]),
         }
 
 
@@ -164,8 +182,11 @@ def measure(folder: Path, args: argparse.Namespace, *, raw: bool) -> dict[str, A
     answers = greedy(model, texts.prompts, args.max_new)
     wanted = read(model, texts, answers)
     with variants(folder) as made:
-        rows = {name: compared(read(load(), texts, answers), wanted) for name, load in made.items()}
-        has_blocks = len(made) > 2
+        rows = {
+            name: compared(read(variant.load(), texts, answers, has_fp8_kv=variant.has_fp8_kv), wanted)
+            for name, variant in made.items()
+        }
+        has_blocks = any("blocks" in name for name in made)
     return {
         "prompts": len(texts.prompts),
         "answer_tokens": sum(map(len, answers)),

@@ -5,13 +5,14 @@ The profiler comes last: what it leaves behind in the process may cost time.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tests.bench.kernel_table import Event, Recording, Table, recorded, shown, summarise
 from tests.bench.target_setup import Setup, Steps
-from tests.bench.target_turns import Row, apart, chunks_of, clock_of, prompt_row, verify_row
+from tests.bench.target_turns import PromptForm, Row, apart, clock_of, prompt_row, verify_row
 from tests.bench.variants import UnknownSettingError, Variant, parse_variant
 
 PROFILED = {"verify": 5, "prefill": 2}
@@ -39,12 +40,18 @@ class Bench:
         self._wanted: dict[str, torch.Tensor] = {}
         """What base computed."""
 
-    @property
-    def prefills(self) -> list[list[int]]:
-        """Prompts of each step that is measured."""
+    def prefills(self, steps: Steps) -> list[PromptForm]:
+        """Each step of prompts that is measured: eagerly, and by a graph if there is one."""
         job = self._setup.job
-        forms = [form for num in job.prefill for form in (job.prompts(num), [num])]
-        return [form for i, form in enumerate(forms) if form not in forms[:i]]
+        forms = [PromptForm(lens) for num in job.prefill for lens in (job.prompts(num), [num])]
+        forms += [PromptForm([num], job.context - num) for num in job.rests]
+        forms = [form for i, form in enumerate(forms) if form not in forms[:i]]
+        return [
+            each
+            for form in forms
+            for each in (form, replace(form, by_graph=True))
+            if not each.by_graph or steps.has_graph(form.chunks(steps))
+        ]
 
     def note(self, what: str, find: Callable[[], dict[str, Any]]) -> None:
         """Facts that are good to have."""
@@ -67,8 +74,8 @@ class Bench:
                 return
             for num_reqs in self._setup.job.concurrency:
                 self._try(variant, f"verify {num_reqs}", lambda n=num_reqs: self._verify(variant, (steps, split), n))
-            for prompts in self.prefills:
-                self._try(variant, f"prefill {prompts}", lambda p=prompts: self._prefill(variant, steps, p))
+            for form in self.prefills(steps):
+                self._try(variant, f"prefill {form.facts}", lambda f=form: self._prefill(variant, steps, f))
         self._made.append((variant, steps))
 
     def _make(self, variant: Variant) -> tuple[Steps, Steps]:
@@ -96,13 +103,19 @@ class Bench:
         features = pair[0].features(row["rows"])
         self._add(variant, row, self._apart(f"verify {num_reqs}", features))
 
-    def _prefill(self, variant: Variant, steps: Steps, prompts: list[int]) -> None:
-        row = prompt_row(steps, prompts, self._repeats["prefill"])
+    def _prefill(self, variant: Variant, steps: Steps, form: PromptForm) -> None:
+        row = prompt_row(steps, form, self._repeats["prefill"])
         with steps.running:
-            logits = steps.prompts(chunks_of(steps, prompts))
+            got = form.putter(steps)()
+            if form.by_graph:
+                # It leaves no logits, but features, to be compared with those of the eager step before it.
+                got = steps.features(row["tokens"], steps.prompt_row).clone()
+                replace(form, by_graph=False).putter(steps)()
+                self._wanted[f"prefill {form.facts}"] = steps.features(row["tokens"], steps.prompt_row).clone()
+                steps.reset()
         clock_of(steps).wait()
-        assert logits is not None
-        self._add(variant, row, self._apart(f"prefill {prompts}", logits))
+        assert got is not None
+        self._add(variant, row, self._apart(f"prefill {form.facts}", got))
 
     def _apart(self, what: str, got: torch.Tensor) -> float:
         return float(f"{apart(got, self._wanted.setdefault(what, got.clone())):.2e}")
@@ -134,9 +147,12 @@ class Bench:
         num_steps = min(PROFILED[row["step"]], self._repeats[row["step"]])
         with variant.in_force(), steps.running:
             if row["step"] == "prefill":
-                chunks = chunks_of(steps, row["prompts"])
-                part = recording.add(lambda: steps.prompts(chunks), num_steps)
-                return num_steps, part, part
+                form = PromptForm.of_row(row)
+                part = recording.add(form.putter(steps), num_steps)
+                if not form.by_graph:
+                    return num_steps, part, part
+                steps.reset()
+                return num_steps, part, recording.add(replace(form, by_graph=False).putter(steps), 1)
             num_reqs = row["concurrency"]
             steps.choose(num_reqs)
             steps.reset()
@@ -151,7 +167,9 @@ class Bench:
         found = (
             summarise(events, num_steps, row["device_us"]) if is_whole else summarise(eager_events, 1, row["device_us"])
         )
-        facts = {name: row[name] for name in ("variant", "step", "concurrency", "prompts") if name in row}
+        facts = {
+            name: row[name] for name in ("variant", "step", "concurrency", "prompts", "start", "route") if name in row
+        }
         self.kernels.append(facts | {"is_timed_form": is_whole} | found)
         print(f"\n{' '.join(f'{name}={value}' for name, value in facts.items())}")
         print("\n".join(shown(found)), flush=True)

@@ -48,6 +48,8 @@ class Job:
     """Tokens of every request whose block is verified."""
     prefill: tuple[int, ...]
     """Prompt tokens of a step."""
+    rests: tuple[int, ...] = ()
+    """Last tokens of the context of one request, computed alone, as after a prefix that was found."""
     accept_length: float = 4.0
     """Simulated; 0: drafts are accepted that are right."""
     attention_backend: str = "auto"
@@ -63,7 +65,7 @@ class Job:
     @property
     def max_prefill_tokens(self) -> int:
         """Of a step."""
-        return max((*self.prefill, self.ladder.prompt_tokens))
+        return max((*self.prefill, *self.rests, self.ladder.prompt_tokens))
 
     def prompts(self, num_tokens: int) -> list[int]:
         """Whole prompts of the ladder's length, the last one shorter, that are num_tokens together."""
@@ -265,14 +267,30 @@ class Steps(CudaEngine):
         rows = self._work._results[self._work._graphs.bucket(num_reqs).places.inputs.data_ptr()]
         return [row[2 : 2 + row[0]] for row in rows[:num_reqs].tolist()]
 
-    def features(self, num_rows: int) -> torch.Tensor:
-        """The first rows of the exchange."""
+    def features(self, num_rows: int, first: int = 0) -> torch.Tensor:
+        """Rows of the exchange; of prompts they begin at first = prompt_row."""
         assert self.exchange.features is not None
-        return self.exchange.features[:num_rows]
+        return self.exchange.features[first : first + num_rows]
+
+    @property
+    def prompt_row(self) -> int:
+        """Behind the largest batch of blocks, on a device."""
+        sizes = self._base.config.sizes
+        return sizes.max_places * sizes.block_size if sizes.is_cuda else 0
 
     def prompts(self, chunks: list[Chunk]) -> torch.Tensor | None:
-        """Enqueue prompt chunks; logits of those that end a prompt."""
-        return self.parts.prompts.run(chunks, self._base.config.sizes.max_places * self._base.config.block_size)
+        """Enqueue prompt chunks, kernel by kernel; logits of those that end a prompt."""
+        return self.parts.prompts.run(chunks, self.prompt_row)
+
+    def has_graph(self, chunks: list[Chunk]) -> bool:
+        """There is one for such chunks."""
+        graphs = self.parts.prompt_graphs
+        return graphs is not None and graphs.size_for(chunks, self.prompt_row) is not None
+
+    def prompts_by_graph(self, chunks: list[Chunk]) -> None:
+        """Enqueue the same by a graph, with the first tokens; slots are reset before they are used again."""
+        assert self.parts.prompt_graphs is not None
+        assert self.parts.prompt_graphs.run(chunks, self.prompt_row) is not None, "no bucket has room"
 
     @property
     def running(self) -> Any:

@@ -6,9 +6,11 @@ makes the step as target_worker/cuda/assembly.py does, with random weights and r
 device times beside floors, for the code as it is (base) and for each of --variants (tests/bench/variants.py has them).
 A quarter of a hybrid's requests write their states in a verify, as in a server where each gets four tokens a step.
 device_us is free of launch gaps: the stream is busy while the host enqueues. verify: whole graphs; the sections come
-from split ones. prefill: whole prompts of the geometry's length, and one prompt of all tokens.
-apart: how far the features of a verify, or the logits of a prompt, are from base's. --kernels adds a table of kernels
-for each, taken after all times. The file is written anew after every variant.
+from split ones. prefill: whole prompts of the geometry's length, and one prompt of all tokens; rests: the last tokens of
+one request's context. Each of them eagerly, and by a graph, which gives the first tokens too, where there is one.
+apart: how far the features of a verify, or the logits of a prompt, are from base's; a graph's features from those of the
+eager step. --kernels adds a table of kernels for each, taken after all times. The file is written anew after every
+variant.
 """
 
 import argparse
@@ -35,7 +37,7 @@ VERIFY_COLUMNS = (
     "concurrency", "device_us", "verify_us", "head_us", "accept_us", "floor_us", "bound", "ratio", "host_us", "apart", "steady",
 )  # fmt: skip
 PREFILL_COLUMNS = (
-    "tokens", "prompts", "device_us", "floor_us", "bound", "ratio", "host_us", "alone_us", "limit", "hidden", "apart",
+    "tokens", "prompts", "start", "route", "device_us", "floor_us", "bound", "ratio", "host_us", "alone_us", "limit", "hidden", "apart",
 )  # fmt: skip
 
 
@@ -76,6 +78,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=_numbers, default=(1, 4, 8, 16, 32))
     parser.add_argument("--context", type=int, default=1300, help="tokens of each request to verify")
     parser.add_argument("--prefill", type=_numbers, default=(), help="prompt tokens of a step, several with commas")
+    parser.add_argument("--rests", type=_numbers, default=(), help="tokens behind a prefix that is there, likewise")
     parser.add_argument("--kernels", action="store_true", help="tables of kernels too")
     parser.add_argument("--variants", nargs="+", default=[], metavar="NAME[=VALUE][+...]", help="beside base")
     parser.add_argument("--accept-length", type=float, default=4.0, help="simulated; 0 accepts drafts that are right")
@@ -87,6 +90,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not args.concurrency:
         parser.error("--concurrency is empty")
+    if any(num >= args.context for num in args.rests):
+        parser.error(f"--rests are parts of --context, which is {args.context}")
     if args.device != "cpu" and not torch.cuda.is_available():
         parser.exit(1, "tests.bench.target_steps finds no CUDA device: nothing was measured\n")
     return args
@@ -97,6 +102,7 @@ def run(args: argparse.Namespace, config: dict[str, Any]) -> Bench:
     ladder = LADDERS[args.geometry]
     job = Job(
         name=args.geometry, ladder=ladder, concurrency=args.concurrency, context=args.context, prefill=args.prefill,
+        rests=args.rests,
         accept_length=args.accept_length, attention_backend=args.attention_backend, device=args.device,
     )  # fmt: skip
 

@@ -2,7 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -165,14 +167,41 @@ def verify_row(steps: Steps, split: Steps, num_reqs: int, repeats: int) -> Row:
     } | times  # fmt: skip
 
 
-def chunks_of(steps: Steps, prompts: Sequence[int]) -> list[Chunk]:
-    """Whole prompts of these lengths, one a slot."""
-    tokens = steps.setup.tokens
-    return [Chunk(slot, 0, tokens[slot][:num], True) for slot, num in enumerate(prompts, start=1)]
+@dataclass(frozen=True, slots=True)
+class PromptForm:
+    """A step of prompts, of which each has a slot and ends."""
+
+    lens: list[int]
+    start: int = 0
+    """Tokens of each that are there already."""
+    by_graph: bool = False
+
+    @property
+    def facts(self) -> Row:
+        """Which of all it is."""
+        return {"prompts": self.lens, "start": self.start, "route": "graph" if self.by_graph else "eager"}
+
+    @classmethod
+    def of_row(cls, row: Row) -> "PromptForm":
+        """The one that a row is of."""
+        return cls(row["prompts"], row["start"], row["route"] == "graph")
+
+    def chunks(self, steps: Steps) -> list[Chunk]:
+        """Of the tokens of the first slots."""
+        tokens = steps.setup.tokens
+        return [
+            Chunk(slot, self.start, tokens[slot][self.start : self.start + num], True)
+            for slot, num in enumerate(self.lens, start=1)
+        ]
+
+    def putter(self, steps: Steps) -> Callable[[], Any]:
+        """Enqueues it."""
+        chunks = self.chunks(steps)
+        return partial(steps.prompts_by_graph if self.by_graph else steps.prompts, chunks)
 
 
-def time_prompts(steps: Steps, chunks: list[Chunk], repeats: int) -> Row:
-    """Medians of prompt steps.
+def time_prompts(steps: Steps, put: Callable[[], Any], repeats: int) -> Row:
+    """Medians of prompt steps, which put enqueues.
 
     device_us: on a stream that was busy until the host had enqueued everything, as often as `hidden` says.
     alone_us: on a stream that had nothing to do, so it is what the host takes where that is longer.
@@ -183,7 +212,7 @@ def time_prompts(steps: Steps, chunks: list[Chunk], repeats: int) -> Row:
 
     def run() -> tuple[Any, Any, float, bool]:
         before, began = clock.mark(), time.perf_counter()
-        steps.prompts(chunks)
+        put()
         took = (time.perf_counter() - began) * 1e6
         is_hidden = not clock.is_over(before)
         after = clock.mark()
@@ -205,12 +234,12 @@ def time_prompts(steps: Steps, chunks: list[Chunk], repeats: int) -> Row:
     return _rounded(**{name: statistics.median(us) for name, us in medians.items()}) | {"hidden": f"{hidden}/{repeats}"}
 
 
-def prompt_row(steps: Steps, prompts: list[int], repeats: int) -> Row:
-    """All figures of a step of these prompts."""
-    floor = prompt_floor(steps.setup.shape, prompts, steps.setup.item_bytes)
-    times = time_prompts(steps, chunks_of(steps, prompts), repeats)
+def prompt_row(steps: Steps, form: PromptForm, repeats: int) -> Row:
+    """All figures of a step of prompts. The floor knows nothing of tokens before them."""
+    floor = prompt_floor(steps.setup.shape, form.lens, steps.setup.item_bytes)
+    times = time_prompts(steps, form.putter(steps), repeats)
     return {
-        "step": "prefill", "tokens": sum(prompts), "prompts": prompts, "floor_us": round(floor.us, 1),
+        "step": "prefill", "tokens": sum(form.lens), **form.facts, "floor_us": round(floor.us, 1),
         "bound": bound(floor), "ratio": round(times["device_us"] / floor.us, 3), "limit": _limit(times),
     } | times  # fmt: skip
 

@@ -9,6 +9,7 @@ import torch
 from memsvc.core.config import PoolConfig
 from memsvc.core.geometry import make_layout, solve
 from memsvc.device.delta_rules import choose_rule
+from memsvc.device.kv_dtype import AUTO
 from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.lane import CudaLane, Words
 from memsvc.device.page_table import PageTables
@@ -19,6 +20,7 @@ from memsvc.wire.base import ReqId
 from memsvc.wire.text import Sampling
 from target_worker.cuda.executor import DeviceExecutor, Flight
 from target_worker.cuda.network import TargetMemory, TargetNetwork
+from target_worker.cuda.prompt_graphs import PromptGraphs, PromptLimits
 from target_worker.cuda.prompt_states import PromptStates
 from target_worker.cuda.prompts import PromptStep, TritonPrefill
 from target_worker.cuda.state_book import StateBook
@@ -32,6 +34,7 @@ from target_worker.plan import StepPlan
 from target_worker.req import Phase, RecurrentState, Req
 from tests.support.plan_rig import HostLane
 from tests.support.tiny_hybrid import Frames
+from tests.support.tiny_target import page_dtype
 
 PAGE_SIZE = 4
 NUM_FRAMES = 100
@@ -49,11 +52,14 @@ class DeviceTarget:
         block_size: int = 4,
         taps: Sequence[int] = (),
         quantization: str = "",
+        kv: str = AUTO,
+        prompt_buckets: Sequence[int] = (),
         **config: Any,
     ):
-        self.device = device
+        """kv: one of KV_CACHE_DTYPES. prompt_buckets: rows of prompts that go through buckets, of a dense target."""
+        self.device, self.kv = device, kv
         self.model, self.shape = load_target(folder, "float32", device, quantization=quantization)
-        kinds = kind_specs(self.shape, PAGE_SIZE, "float32", block_size)
+        kinds = kind_specs(self.shape, PAGE_SIZE, "float32", block_size, kv)
         geometry = solve(kinds)
         pool = PoolConfig(arena_bytes=NUM_FRAMES * geometry.frame_bytes, page_size=PAGE_SIZE, kinds=kinds)
         self.layout = make_layout(pool, geometry)
@@ -69,18 +75,18 @@ class DeviceTarget:
         words = Words.of_target(self.slots)
         self.lane = CudaLane(words) if device == "cuda" else HostLane(words)
         verify = VerifyConfig(block_size=block_size, max_places=MAX_REQS, **config)
-        parts = self._parts(tuple(taps), verify)
+        parts = self._parts(tuple(taps), verify, tuple(prompt_buckets))
         plan = graph_plan((1, 2, 4, 5), is_split=False, is_captured=device == "cuda")
         self.work = StepWork(parts, verify, plan)
         self.work.capture()
         book = StateBook(self.linear.table, PAGE_SIZE) if self.linear else None
         self.executor = DeviceExecutor(self.work, self.shape.eos_ids, book)
 
-    def _parts(self, taps: tuple[int, ...], verify: VerifyConfig) -> Parts:
+    def _parts(self, taps: tuple[int, ...], verify: VerifyConfig, prompt_buckets: tuple[int, ...]) -> Parts:
         shape = self.shape
         kv = KvShape(
             num_layers=shape.num_full_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-            dtype=self.model.dtype,
+            dtype=page_dtype(self.kv, self.model.dtype),
         )  # fmt: skip
         self.linear = LinearMemory.of_layout(
             self.arena, self.layout, self.model, max_reqs=MAX_REQS, block_size=verify.block_size
@@ -95,9 +101,15 @@ class DeviceTarget:
         prefill = TritonPrefill(memory.pool, mirror.table, shape.group_size)
         rule = choose_rule(self.model.dtype, self.model.device)
         recur = PromptStates(states, rule, self.lane.stage) if states else None
+        limits = PromptLimits(
+            sizes=prompt_buckets, max_running_requests=MAX_REQS,
+            feature_rows=len(self.features) if self.features is not None else 0, is_captured=self.device == "cuda",
+        )  # fmt: skip
+        step = VerifyStep(network, memory, verify)
+        prompts = PromptStep(network, self.tables, self.lane, prefill, recur)
         return Parts(
-            memory=memory, tables=self.tables, mirror=mirror, verify=VerifyStep(network, memory, verify),
-            prompts=PromptStep(network, self.tables, self.lane, prefill, recur), lane=self.lane,
+            memory=memory, tables=self.tables, mirror=mirror, verify=step, prompts=prompts, lane=self.lane,
+            prompt_graphs=PromptGraphs(prompts, step, prefill, limits) if prompt_buckets else None,
         )  # fmt: skip
 
     def open(self, rid: int, prompt: Sequence[int], num_tokens: int, sampling: Sampling, hit: Req | None = None) -> Req:

@@ -34,6 +34,8 @@ class DFlashOracle:
         self.tensors = {name: tensor.float() for name, tensor in tensors.items()}
         self.embedding = embedding.float()
         self.head = head.float()
+        self.kept: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+        """What pages make of a context token's K or V. A block's own are in none."""
         self.mask_row = self.embedding[self.flash["mask_token_id"]] if mask_row is None else mask_row.float()
 
     def setting(self, key: str, default: Any) -> Any:
@@ -74,7 +76,8 @@ class DFlashOracle:
     def context_kv(self, feature: torch.Tensor, position: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """K and V of one context token in every layer."""
         c = self.context_vector(feature)
-        return [self.key_value(layer, c, position) for layer in range(self.config["num_hidden_layers"])]
+        rows = [self.key_value(layer, c, position) for layer in range(self.config["num_hidden_layers"])]
+        return [(self.kept(k), self.kept(v)) for k, v in rows]
 
     def sees(self, layer: int, query: int, key: int, anchor_pos: int) -> bool:
         """Positions: does the block row at `query` see the key at `key`?"""

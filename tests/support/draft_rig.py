@@ -13,7 +13,9 @@ from draft_worker.features import FeatureWrites, exchange_rows, write_features
 from draft_worker.propose import Proposer
 from draft_worker.shape import DraftShape
 from draft_worker.weights import load_model
+from memsvc.device.fp8_pages import rounded
 from memsvc.device.hf_config import read_json
+from memsvc.device.kv_dtype import AUTO, FP8_E4M3
 from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.page_table import PageTables
 from memsvc.device.row_sampler import RowSampler
@@ -22,6 +24,7 @@ from memsvc.wire.mem import KindLayout
 from memsvc.wire.text import Sampling
 from tests.support.dflash_oracle import DFlashOracle, Pick, pick_first_best
 from tests.support.make_drafter import make_drafter, make_target_stub
+from tests.support.tiny_target import page_dtype
 
 PAGE_SIZE = 4
 PAGES_PER_FRAME = 3
@@ -31,9 +34,9 @@ EXCHANGE_ROWS = 96
 GREEDY = Sampling(seed=1, max_tokens=64, temperature=0.0)
 
 
-def draft_kind(shape: DraftShape) -> KindLayout:
-    """draft_kv as a service would lay it out, the stride wider than a page."""
-    (spec,) = kind_specs(shape, PAGE_SIZE, "float32")
+def draft_kind(shape: DraftShape, kv: str = AUTO) -> KindLayout:
+    """draft_kv as a service would lay it out, the stride wider than a page. kv: one of KV_CACHE_DTYPES."""
+    (spec,) = kind_specs(shape, PAGE_SIZE, "float32", kv)
     return KindLayout(
         name=spec.name,
         page_bytes=spec.page_bytes,
@@ -49,7 +52,9 @@ def draft_kind(shape: DraftShape) -> KindLayout:
 class DraftRig:
     """Every byte of the arena is NaN until it is written, and pages come in no order."""
 
-    def __init__(self, folder: Path, version: int, *, seed: int = 0, tied: bool = False, **overrides: Any) -> None:
+    def __init__(
+        self, folder: Path, version: int, *, seed: int = 0, tied: bool = False, kv: str = AUTO, **overrides: Any
+    ) -> None:
         target = make_target_stub(folder / "target", tied=tied)
         drafter = make_drafter(folder / "drafter", target, version, seed=seed, **overrides)
         self.config = DraftConfig(run_dir="", draft_path=str(drafter), target_path=str(target), dtype="float32")
@@ -60,7 +65,9 @@ class DraftRig:
         head = borrowed.get("lm_head.weight", embedding)
         tensors = load_file(drafter / "model.safetensors")
         self.oracle = DFlashOracle(read_json(drafter / "config.json"), tensors, embedding, head)
-        kind = draft_kind(self.shape)
+        if kv == FP8_E4M3:
+            self.oracle.kept = lambda x: rounded(x).float()
+        kind = draft_kind(self.shape, kv)
         exchange_bytes = EXCHANGE_ROWS * self.shape.feature_width * 4
         pool_bytes = kind.num_pages * kind.stride_bytes
         self.arena = torch.full((pool_bytes + exchange_bytes,), 0xFF, dtype=torch.uint8)
@@ -68,7 +75,7 @@ class DraftRig:
             num_layers=self.shape.num_layers,
             num_kv_heads=self.shape.num_kv_heads,
             head_dim=self.shape.head_dim,
-            dtype=torch.float32,
+            dtype=page_dtype(kv, torch.float32),
         )
         self.pool = KvPool(self.arena, kind, kv_shape)
         self.tables = PageTables(max_reqs=8, max_pages=40, page_size=PAGE_SIZE)

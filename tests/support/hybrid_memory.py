@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from memsvc.device.kv_dtype import AUTO
 from target_worker.linear_memory import LinearMemory
 from target_worker.req import Req
 from tests.support.device_target import PAGE_SIZE, DeviceTarget
@@ -15,9 +16,11 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
 
 
-def cpu_request(folder: Path, tokens: list[int], taps: tuple[int, ...] = ()) -> tuple[HybridRig, HybridReq]:
+def cpu_request(
+    folder: Path, tokens: list[int], taps: tuple[int, ...] = (), kv: str = AUTO
+) -> tuple[HybridRig, HybridReq]:
     """These tokens computed at once."""
-    rig = HybridRig(folder, taps=taps)
+    rig = HybridRig(folder, taps=taps, kv=kv)
     req = rig.open(1, 80)
     rig.chunk(req, tokens)
     return rig, req
@@ -35,7 +38,7 @@ def check_memory(target: DeviceTarget, req: Req, folder: Path) -> None:
     assert req.state is not None
     settle(target, req)
     length, edge = req.computed_len, req.computed_len // PAGE_SIZE * PAGE_SIZE
-    rig, other = cpu_request(folder, req.tokens[:length])
+    rig, other = cpu_request(folder, req.tokens[:length], kv=target.kv)
     tables = target.memory.states.mirror.tables
     assert int(tables.state_len[req.row]) == req.state.length == other.state_len == edge
     mine, theirs = tables.state_in[req.row], rig.linear.table.state_in[other.row]
@@ -55,7 +58,7 @@ def check_memory(target: DeviceTarget, req: Req, folder: Path) -> None:
         for part in ("k", "v"):
             got = getattr(target.memory.pool, part)(layer)[target.tables.table[req.row].long()].flatten(0, 1)
             want = getattr(rig.runner.pool, part)(layer)[rig.tables.table[other.row].long()].flatten(0, 1)
-            close(got[:length], want[:length])
+            close(got[:length].float(), want[:length].float())
 
 
 def ring_rows(linear: LinearMemory, row: int, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:

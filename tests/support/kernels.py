@@ -11,8 +11,9 @@ A file of such tests begins with
 
 and imports kernels in its fixtures and tests, or after that line.
 
-Triton's interpreter cuts float32 to bfloat16 or e4m3 off instead of rounding it; the fixture mends that, so that their
-results are what the GPU gives. Arithmetic on bfloat16 itself means nothing there: kernels cast to float32 first.
+Triton's interpreter cuts float32 to bfloat16 or e4m3 off instead of rounding it, and reads e4m3's NaN as 480; the
+fixture mends that, so that their results are what the GPU gives. Arithmetic on bfloat16 itself means nothing there:
+kernels cast to float32 first.
 """
 
 import os
@@ -64,6 +65,9 @@ def mend_interpreter() -> None:
     def narrowed(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         if (src.dtype.scalar, dst_type.scalar) == (tl.float32, tl.float8e4nv):
             return TensorHandle(to_e4m3(src.data), tl.float8e4nv)
+        if src.dtype.scalar == tl.float8e4nv:
+            wide = TensorHandle(from_e4m3(src.data), tl.float32)
+            return wide if dst_type.scalar == tl.float32 else self.cast_impl(wide, dst_type)
         return plain_narrowed(self, src, dst_type, rounding_mode)
 
     plain_dot = InterpreterBuilder.create_dot
@@ -124,6 +128,16 @@ def to_e4m3(x: np.ndarray) -> np.ndarray:
     steps = np.rint(np.ldexp(magnitude, 3 - exponent))  # 8 to 16 in each power of two
     bits = np.where(np.isnan(x), 0x7F, (exponent + 6) * 8 + np.nan_to_num(steps))
     return (bits.astype(np.uint8) | np.where(np.signbit(x), 0x80, 0).astype(np.uint8)).astype(np.uint8)
+
+
+def from_e4m3(codes: np.ndarray) -> np.ndarray:
+    """float32 of the bits, uint8, of e4m3."""
+    bits = np.asarray(codes, dtype=np.uint8).astype(np.int32)
+    exponent, digits = bits >> 3 & 15, bits & 7
+    # Below 2^-6 there is no leading one.
+    size = np.ldexp(np.where(exponent > 0, 8.0 + digits, digits), np.maximum(exponent, 1) - 10)
+    size = np.where(bits & 0x7F == 0x7F, np.nan, size)
+    return np.where(bits & 0x80, -size, size).astype(np.float32)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], ids=["interpreted", "cuda"])

@@ -6,6 +6,9 @@ import torch
 
 from memsvc.device.kernels.block_attention import Context
 
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""Bytes -> integers of that size."""
+
 
 @dataclass(frozen=True, slots=True)
 class PagedContext:
@@ -43,18 +46,22 @@ def paged_context(
     dtype: torch.dtype,
     device: str,
     growth: float = 0.0,
+    kv_dtype: torch.dtype | None = None,
 ) -> PagedContext:
     """A place for each length, in slots that are not in order; length 0 is the dummy slot 0.
 
-    growth: how much larger the last keys are than the first, so that the highest score comes late.
+    growth: how much larger the last keys are than the first, so that the highest score comes late. kv_dtype: of pages,
+    if it is not dtype: the dense keys and values are then what those hold, by torch.
     """
+    kept = kv_dtype or dtype
     starts = starts or [0] * len(lengths)
     num_slots = len(lengths) + 2
     per_slot = [-(-length // heads.page) for length in lengths]
     num_pages = sum(per_slot) + 3
     pages = (torch.randperm(num_pages - 1) + 1).tolist()
     # Pages with keys and values inside, and other bytes between them.
-    arena = torch.full((num_pages, 3, heads.page, heads.num_kv_heads, heads.dim), torch.nan, dtype=dtype, device=device)
+    form = (num_pages, 3, heads.page, heads.num_kv_heads, heads.dim)
+    arena = torch.full(form, torch.nan, dtype=torch.float32, device=device).to(kept)
     table = torch.zeros((num_slots, max(per_slot) + 2), dtype=torch.int32)
     slots = (torch.randperm(num_slots - 1) + 1)[: len(lengths)]
     length_of, start_of = torch.zeros(num_slots, dtype=torch.int32), torch.zeros(num_slots, dtype=torch.int32)
@@ -67,14 +74,16 @@ def paged_context(
         mine = [pages.pop() for _ in range(per_slot[place])]
         table[slot, : len(mine)] = torch.tensor(mine, dtype=torch.int32)
         k, v = torch.randn(2, length, heads.num_kv_heads, heads.dim, device=device)
-        k = (k * (1 + growth * torch.linspace(0, 1, length, device=device)[:, None, None])).to(dtype)
-        v = v.to(dtype)
+        k = (k * (1 + growth * torch.linspace(0, 1, length, device=device)[:, None, None])).to(dtype).to(kept)
+        v = v.to(dtype).to(kept)
         k[:start], v[:start] = torch.nan, torch.nan
         at = torch.arange(length)
         page, offset = table[slot].long()[at // heads.page].to(device), (at % heads.page).to(device)
-        arena[page, 0, offset], arena[page, 1, offset] = k, v
-        keys.append(k)
-        values.append(v)
+        # torch moves e4m3 as bytes.
+        raw = BITS[kept.itemsize]
+        arena.view(raw)[page, 0, offset], arena.view(raw)[page, 1, offset] = k.view(raw), v.view(raw)
+        keys.append(k.to(dtype))
+        values.append(v.to(dtype))
     context = Context(*(x.int().to(device) for x in (table, slots, start_of, length_of)))
     return PagedContext(keys, values, arena[:, 0], arena[:, 1], starts, context)
 

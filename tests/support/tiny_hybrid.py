@@ -11,6 +11,7 @@ import transformers
 
 from memsvc.core.config import PoolConfig
 from memsvc.core.geometry import make_layout, solve
+from memsvc.device.kv_dtype import AUTO
 from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.page_table import PageTables
 from memsvc.wire.base import PageId, ReqId
@@ -19,6 +20,7 @@ from target_worker.linear_memory import LinearMemory
 from target_worker.model.config import kind_specs
 from target_worker.model.weights import load_target
 from target_worker.runner import Runner, Segment
+from tests.support.tiny_target import page_dtype
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -118,10 +120,12 @@ class HybridRig:
         num_frames: int = 400,
         taps: Iterable[int] = (),
         quantization: str = "",
+        kv: str = AUTO,
     ) -> None:
+        """kv: one of KV_CACHE_DTYPES."""
         self.model, self.shape = load_target(folder, dtype, quantization=quantization)
         self.block = block
-        kinds = kind_specs(self.shape, self.page_size, dtype, block)
+        kinds = kind_specs(self.shape, self.page_size, dtype, block, kv)
         geometry = solve(kinds)
         pool = PoolConfig(arena_bytes=num_frames * geometry.frame_bytes, page_size=self.page_size, kinds=kinds)
         self.layout = layout = make_layout(pool, geometry)
@@ -135,7 +139,7 @@ class HybridRig:
             num_layers=self.shape.num_full_layers,
             num_kv_heads=self.shape.num_kv_heads,
             head_dim=self.shape.head_dim,
-            dtype=self.model.dtype,
+            dtype=page_dtype(kv, self.model.dtype),
         )
         self.tables = PageTables(max_reqs=MAX_REQS, max_pages=90, page_size=self.page_size)
         taps = list(taps)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 
+from memsvc.device.kv_dtype import AUTO, kv_torch_name
 from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.page_table import PageTables
 from memsvc.wire.base import PageId, ReqId
@@ -59,10 +60,12 @@ class TargetRig:
         num_pages: int = 160,
         taps: Iterable[int] = (),
         quantization: str = "",
+        kv: str = AUTO,
     ) -> None:
+        """kv: one of KV_CACHE_DTYPES."""
         self.model, self.shape = load_target(folder, dtype, quantization=quantization)
         self.page_size = 4
-        (spec,) = kind_specs(self.shape, self.page_size, dtype)
+        (spec,) = kind_specs(self.shape, self.page_size, dtype, kv_cache_dtype=kv)
         kind = KindLayout(
             name=spec.name,
             page_bytes=spec.page_bytes,
@@ -78,7 +81,7 @@ class TargetRig:
             num_layers=self.shape.num_layers,
             num_kv_heads=self.shape.num_kv_heads,
             head_dim=self.shape.head_dim,
-            dtype=self.model.dtype,
+            dtype=page_dtype(kv, self.model.dtype),
         )
         self.pool = KvPool(self.arena, kind, shape)
         self.tables = PageTables(max_reqs=8, max_pages=90, page_size=self.page_size)
@@ -109,6 +112,11 @@ class TargetRig:
             piece = token_ids[start : start + chunk]
             parts.append(self.runner.forward([Segment(row, start, piece, len(piece))]))
         return torch.cat(parts).float()
+
+
+def page_dtype(kv: str, dtype: torch.dtype) -> torch.dtype:
+    """Of pages, for a model that computes in dtype. kv: one of KV_CACHE_DTYPES."""
+    return getattr(torch, kv_torch_name(kv, str(dtype).removeprefix("torch.")))
 
 
 def tokens_of(seed: int, num: int, vocab: int = 97) -> list[int]:

@@ -34,8 +34,9 @@ class Rows:
 
 
 def takes(pool: KvPool) -> bool:
-    """The kernel knows pages of this kind."""
-    return pool.shape.head_dim % 16 == 0 and pool.shape.head_dim <= MAX_HEAD_DIM
+    """The kernel knows pages of this kind. It reads them in the dtype of the rows, so it knows none in 8 bits."""
+    shape = pool.shape
+    return shape.dtype.itemsize > 1 and shape.head_dim % 16 == 0 and shape.head_dim <= MAX_HEAD_DIM
 
 
 def row_blocks(rows: Rows, group_size: int) -> np.ndarray:

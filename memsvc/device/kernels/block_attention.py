@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from memsvc.device.kernels.attention_tiles import AttentionScratch, choose_tile, padded_rows
-from memsvc.device.kernels.paged_tiles import LOG2_E, attend_context, load_rows, take_in
+from memsvc.device.kernels.paged_tiles import LOG2_E, attend_context, load_rows, reads, take_in
 
 __all__ = ["Context", "block_attention"]
 
@@ -231,7 +231,8 @@ def block_attention(
     Row j of place i is at position lengths[m] + j, m = members[i]. It sees positions [max(starts[m], lengths[m] +
     j - window + 1), lengths[m]) of the pages [pages, page, kv_heads, d], and rows r of its own block: r <= j if
     causal, |j - r| < window. window 0: no limit. scale: d^-1/2 if None. sink [heads]: a logit that takes weight to
-    nothing. q, k, v and the pages may be strided; d is contiguous. One out may be given, contiguous.
+    nothing. q, k, v and the pages may be strided; d is contiguous. One out may be given, contiguous. All have one
+    dtype, but the pages may be e4m3.
     """
     _check(q, k, v, k_pages, v_pages)
     scratch.check(q)
@@ -281,7 +282,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_pages: torch.Ten
             f"pages of keys {list(k_pages.shape)} with strides {k_pages.stride()} and of values "
             f"{list(v_pages.shape)} with strides {v_pages.stride()} must be alike, and of {list(k.shape[2:])}"
         )
-    if len({x.dtype for x in (q, k, v, k_pages, v_pages)}) != 1:
+    if len({q.dtype, k.dtype, v.dtype}) != 1 or not reads(q, k_pages, v_pages):
         raise ValueError(f"q, k, v and pages must have one dtype, got {q.dtype}, {k.dtype} and {k_pages.dtype}")
     if any(x.stride(-1) != 1 for x in (q, k, v, k_pages)):
         raise ValueError("the last dimension of q, k, v and pages must be contiguous")

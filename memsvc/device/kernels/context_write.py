@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memsvc.device.kernels.heads import half_sizes, load_part, store_part, turn_heads
+from memsvc.device.kernels.heads import half_sizes, kept, load_part, store_part, turn_heads
 from memsvc.device.kernels.launch import cut, launch, padded
 from memsvc.device.kernels.places import Rows, TokenRows, find_page, find_row, row_arguments
 from memsvc.device.kv_pool import KvPool
@@ -71,8 +71,8 @@ def _write_block(k, v, k_pages, v_pages, positions, members, done, page_table, s
     at = head[:, None] * D + dims[None, :]
     at_page = page * page_stride + offset * token_stride + head[:, None] * page_head_stride + dims[None, :]
     wide = row.to(tl.int64)
-    tl.store(k_pages + at_page, tl.load(k + wide * k_stride + at, mask=seen), mask=seen)
-    tl.store(v_pages + at_page, tl.load(v + wide * v_stride + at, mask=seen), mask=seen)
+    store_part(k_pages, at_page, tl.load(k + wide * k_stride + at, mask=seen), seen)
+    store_part(v_pages, at_page, tl.load(v + wide * v_stride + at, mask=seen), seen)
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def _write_context(kv, pages, frequencies, k_weight, slots, members, positions, 
         value = load_part(source + KV * D, at, seen)
         turn_heads(source, target, None, k_weight + layer * D, eps, position, frequencies, rope_scale, head, KV, 0, 0,
                    D, HALF, PAD, REST_PAD, False)  # fmt: skip
-        store_part(target + half_stride, at, value * value_scale, seen)
+        store_part(target + half_stride, at, kept(value * value_scale, target, source), seen)
 
 
 def write_block_kv(k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, rows: Rows) -> None:

@@ -17,13 +17,18 @@ _MOST, _LEAST = tl.constexpr(LARGEST), tl.constexpr(LEAST_PEAK)
 
 
 @triton.jit
+def cut_to_fp8(value):
+    """value float32 in e4m3: the nearest, cut off past the largest; NaN stays NaN."""
+    value = tl.clamp(value, -_MOST, _MOST, propagate_nan=tl.PropagateNan.ALL)
+    return value.to(tl.float8e4nv)
+
+
+@triton.jit
 def rounded_to_fp8(value):
     """(value in e4m3 [ROWS, BLOCK], scales float32 [ROWS]) of value float32, zeros where no row is."""
     peak = tl.maximum(nan_max(tl.abs(value), 1), _LEAST, propagate_nan=tl.PropagateNan.ALL)
     most = tl.zeros_like(peak) + _MOST
-    value *= tl.div_rn(most, peak)[:, None]
-    value = tl.clamp(value, -_MOST, _MOST, propagate_nan=tl.PropagateNan.ALL)
-    return value.to(tl.float8e4nv), tl.div_rn(peak, most)
+    return cut_to_fp8(value * tl.div_rn(most, peak)[:, None]), tl.div_rn(peak, most)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from memsvc.device.kernels.fp8_rows import cut_to_fp8
 from memsvc.device.kernels.launch import cut, launch, padded
 from memsvc.device.kernels.norm import rounded, scaled_norm
 from memsvc.device.kernels.places import Rows, TokenRows, cos_and_sin, find_page, find_row, row_arguments
@@ -60,14 +61,29 @@ def load_part(base, at, seen):
 @triton.jit
 def store_part(base, at, value, seen):
     """A tile, rounded to what lies there."""
-    tl.store(base + at, value.to(base.dtype.element_ty), mask=seen)
+    if base.dtype.element_ty == tl.float8e4nv:
+        tl.store(base + at, cut_to_fp8(value.to(tl.float32)), mask=seen)
+    else:
+        tl.store(base + at, value.to(base.dtype.element_ty), mask=seen)
+
+
+@triton.jit
+def kept(value, pages, like):
+    """value float32 as it will be read from `pages`. What rows are computed in, `like`, is rounded to before e4m3."""
+    if pages.dtype.element_ty == tl.float8e4nv:
+        return cut_to_fp8(rounded(value, like)).to(tl.float32)
+    else:
+        return value
 
 
 @triton.jit
 def turn_heads(source, out, pages, weight, eps, position, frequencies, scale, head, COUNT: tl.constexpr,
                page_head_stride, weight_stride, D: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr,
                REST_PAD: tl.constexpr, CENTRED: tl.constexpr):  # fmt: skip
-    """Some heads of one row, normed if there is a weight and turned: from `source` to `out`, and `pages` if given."""
+    """Some heads of one row, normed if there is a weight and turned: from `source` to `out`, and `pages` if given.
+
+    All is rounded as `source` is. `out` gets what `pages` will give, or is a page itself.
+    """
     dims, rest = tl.arange(0, PAD), tl.arange(0, REST_PAD) + 2 * HALF
     seen = (head < COUNT)[:, None] & (dims < HALF)[None, :]
     seen_rest = (head < COUNT)[:, None] & (rest < D)[None, :]
@@ -80,13 +96,17 @@ def turn_heads(source, out, pages, weight, eps, position, frequencies, scale, he
             total += tl.sum(tail * tail, 1)
         mean = (total / D)[:, None]
         at_w = head[:, None] * weight_stride + dims[None, :]
-        lo = rounded(scaled_norm(lo, mean, load_part(weight, at_w, seen), out, eps, CENTRED), out)
-        hi = rounded(scaled_norm(hi, mean, load_part(weight + HALF, at_w, seen), out, eps, CENTRED), out)
+        lo = rounded(scaled_norm(lo, mean, load_part(weight, at_w, seen), source, eps, CENTRED), source)
+        hi = rounded(scaled_norm(hi, mean, load_part(weight + HALF, at_w, seen), source, eps, CENTRED), source)
         if 2 * HALF < D:
             w = load_part(weight, head[:, None] * weight_stride + rest[None, :], seen_rest)
-            tail = rounded(scaled_norm(tail, mean, w, out, eps, CENTRED), out)
+            tail = rounded(scaled_norm(tail, mean, w, source, eps, CENTRED), source)
     cos, sin = cos_and_sin(position, frequencies, scale, HALF, PAD)
-    lo, hi = turn(lo, hi, cos[None, :], sin[None, :], out)
+    lo, hi = turn(lo, hi, cos[None, :], sin[None, :], source)
+    if pages is not None:
+        lo, hi = kept(lo, pages, source), kept(hi, pages, source)
+        if 2 * HALF < D:
+            tail = kept(tail, pages, source)
     store_part(out, at, lo, seen)
     store_part(out + HALF, at, hi, seen)
     if 2 * HALF < D:
@@ -134,6 +154,8 @@ def _rotate(qkv, q, k, v, k_pages, v_pages, positions, members, done, page_table
             seen = (head < KV)[:, None] & (dims < D)[None, :]
             at = head[:, None] * D + dims[None, :]
             value = load_part(source + (HEADS + KV) * D, at, seen) * value_scale
+            if PAGE:
+                value = kept(value, v_pages, qkv)
             if v is not None:
                 store_part(v + wide * KV * D, at, value, seen)
             if PAGE:
@@ -155,7 +177,11 @@ def rotate_heads(
 def rotate_heads_into_pages(
     qkv: torch.Tensor, rows: Rows, spec: HeadSpec, pages: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """rotate_heads, and k and v are written into the pages where rows stand: pages = KvPool.k(layer) and .v(layer)."""
+    """rotate_heads, and k and v are written into the pages where rows stand: pages = KvPool.k(layer) and .v(layer).
+
+    Of e4m3 pages the k and v returned are what those hold, in the dtype of qkv: so rows see the same of each other,
+    whether they come in one block or in several.
+    """
     return _launch(qkv, rows, spec, pages)
 
 
@@ -176,7 +202,7 @@ def _launch(
     assert rows.num_rows == n, f"{n} rows of qkv stand at {rows.num_rows} places"
     q = torch.empty((n, heads, d), dtype=qkv.dtype, device=qkv.device)
     k = torch.empty((n, kv_heads, d), dtype=qkv.dtype, device=qkv.device)
-    is_view = spec.value_scale == 1.0
+    is_view = spec.value_scale == 1.0 and (v_pages is None or v_pages.dtype == qkv.dtype)
     v = qkv[:, (heads + kv_heads) * d : (heads + 2 * kv_heads) * d].view(n, kv_heads, d)
     if not is_view:
         v = torch.empty(v.shape, dtype=qkv.dtype, device=qkv.device)

@@ -3,13 +3,21 @@
 # pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
+import torch
 import triton
 import triton.language as tl
 
-__all__ = ["LOG2_E", "attend_context", "load_rows", "take_in"]
+from memsvc.device.fp8 import E4M3
+
+__all__ = ["LOG2_E", "attend_context", "load_rows", "reads", "take_in"]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Scores are kept in powers of two, which the device has an instruction for: exp(x) = 2^(x * LOG2_E)."""
+
+
+def reads(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor) -> bool:
+    """attend_context takes such pages with such queries."""
+    return k_pages.dtype == v_pages.dtype and k_pages.dtype in (q.dtype, E4M3)
 
 
 @triton.jit
@@ -45,7 +53,8 @@ def attend_context(
 ):  # fmt: skip
     """take_in of tiles [first_tile, end_tile) of positions [first, length), BLOCK a tile.
 
-    k_pages, v_pages: already at the key-value head. table: the request's row of page ids.
+    k_pages, v_pages: already at the key-value head; e4m3 is widened to the dtype of queries. table: the request's row
+    of page ids.
     """
     steps, dims = tl.arange(0, BLOCK), tl.arange(0, PADDED)
     at = first + first_tile * BLOCK + steps
@@ -61,7 +70,7 @@ def attend_context(
         where = place[:, None] + dims[None, :]
         # Neither bytes past the end nor those of a dummy page are ever read: they may be NaN, and 0 * NaN is NaN.
         here = exists[:, None] & (dims < DIM)[None, :]
-        keys = tl.load(k_pages + where, mask=here, other=0.0)
+        keys = tl.load(k_pages + where, mask=here, other=0.0).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
         seen = exists[None, :]
         if CAUSAL:
@@ -69,6 +78,6 @@ def attend_context(
         if WINDOW > 0:
             seen = seen & (row_positions[:, None] - at[None, :] < WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
-        values = tl.load(v_pages + where, mask=here, other=0.0)
+        values = tl.load(v_pages + where, mask=here, other=0.0).to(queries.dtype)
         top, total, acc = take_in(scores, values, top, total, acc, PRECISION)
     return top, total, acc

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from memsvc.device.attention_backends import RowSpan
 from memsvc.device.kernels.attention_tiles import MAX_ROWS, Tile
-from memsvc.device.kernels.paged_tiles import LOG2_E, attend_context
+from memsvc.device.kernels.paged_tiles import LOG2_E, attend_context, reads
 
 __all__ = ["PREFILL_TILES", "PrefillPlan", "prefill_attention"]
 
@@ -97,7 +97,8 @@ def prefill_attention(
     """[rows, heads, d]: q [rows, heads, d] over pages of keys and values, each [pages, page, kv_heads, d].
 
     A token at position p sees positions (p - window, p], all up to p if window is 0. page_table int32 [slots,
-    max_pages] on the device. Rows that are in no span of the plan are left as they come. Strided pages are fine.
+    max_pages] on the device. Rows that are in no span of the plan are left as they come. Strided pages are fine, and
+    e4m3 beside any q.
     """
     k_pages, v_pages = pages
     num_heads, dim = q.shape[1:]
@@ -107,7 +108,7 @@ def prefill_attention(
             f"{num_heads} query heads over {num_kv_heads} with a plan for {plan.group} each, "
             f"pages with strides {k_pages.stride()} and {v_pages.stride()}"
         )
-    if q.dtype != k_pages.dtype or any(x.stride(-1) != 1 for x in (q, k_pages, v_pages)):
+    if not reads(q, k_pages, v_pages) or any(x.stride(-1) != 1 for x in (q, k_pages, v_pages)):
         raise ValueError(f"q {q.dtype} and pages {k_pages.dtype} must have one dtype, the last dimension contiguous")
     if tile is None:
         wide = dim > max(PREFILL_TILES) or q.dtype.itemsize > 2

@@ -38,6 +38,17 @@ def test_a_model_agrees_with_its_own_greedy_answers(tmp_path: Path) -> None:
     assert found.perplexity > 1
 
 
+def test_keys_and_values_in_8_bits_change_probabilities_a_little(tmp_path: Path) -> None:
+    make_target(tmp_path, "Llama")
+    model, _ = load_target(tmp_path, "float32")
+    texts = Texts(prompts=[tokens_of(1, 5), tokens_of(2, 9)], windows=[tokens_of(3, 20)])
+    answers = greedy(model, texts.prompts, 6)
+    whole, short = (read(model, texts, answers, has_fp8_kv=has_fp8) for has_fp8 in (False, True))
+    assert whole.perplexity != short.perplexity == pytest.approx(whole.perplexity, rel=0.1)
+    changes = (torch.cat(short.rows).exp() - torch.cat(whole.rows).exp()).abs()
+    assert 0 < changes.max() < 0.5
+
+
 def test_blocks_made_rows_have_both_errors(tmp_path: Path) -> None:
     make_target(tmp_path, "Llama", hidden_size=192, intermediate_size=384)
     errors = weight_errors(tmp_path)

@@ -239,14 +239,19 @@ def measured(
 def test_all_is_measured_of_every_variant(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]
 ):
-    flags = ["--concurrency", "1", "--prefill", "6", "--variants", "attention-tile=16,4,2,3", "nothing=1", "--kernels"]
+    flags = ["--concurrency", "1", "--prefill", "6", "--rests", "3", "--kernels"]
+    flags += ["--variants", "attention-tile=16,4,2,3", "nothing=1"]
     status, found = measured(monkeypatch, tmp_path / "steps.json", device, *flags)
     assert status == 1
     assert [failure["variant"] for failure in found["failures"]] == ["nothing=1"]
-    kinds = [("verify", 1), ("prefill", [6])]
+    prompts = [([num], start, route) for num, start in ((6, 0), (3, CONTEXT - 3)) for route in ("eager", "graph")]
+    kinds = [("verify", 1, None, None), *(("prefill", *form) for form in prompts)]
     wanted = [(variant, *kind) for variant in ("base", "attention-tile=16,4,2,3") for kind in kinds]
     for lines in (found["rows"], found["kernels"]):
-        assert [(row["variant"], row["step"], row.get("concurrency") or row["prompts"]) for row in lines] == wanted
+        assert [
+            (row["variant"], row["step"], row.get("concurrency") or row["prompts"], row.get("start"), row.get("route"))
+            for row in lines
+        ] == wanted
     for row in found["rows"]:
         columns = target_steps.VERIFY_COLUMNS if row["step"] == "verify" else target_steps.PREFILL_COLUMNS
         assert set(columns) <= set(row)
@@ -256,7 +261,7 @@ def test_all_is_measured_of_every_variant(
     assert found["config"]["geometry"] == "small"
     assert found["config"]["prefill_backend"] == "triton"
     printed = capsys.readouterr().out
-    assert printed.count(" 1x6 ") == 2, "the short table is there"
+    assert printed.count(" 1x6 ") == printed.count(" 1x3 ") == 4, "the short table is there"
     assert printed.splitlines()[-1].startswith("not measured: {'variant': 'nothing=1'")
 
 

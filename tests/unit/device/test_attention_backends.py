@@ -97,6 +97,18 @@ def test_an_explicit_choice_that_cannot_serve_says_why(name, change, reason):
         backends().choose(name, replace(CASE, **change))
 
 
+def test_pages_may_be_in_8_bits_for_backends_that_widen_them():
+    eight = replace(CASE, kv_dtype=torch.float8_e4m3fn)
+    assert replace(CASE, kv_dtype=torch.bfloat16).page_dtype == CASE.page_dtype == CASE.dtype
+    assert backends().able(eight) == ["torch", "triton", "flashinfer-fa2"]
+    assert backends().able(replace(CASE, kv_dtype=torch.float32)) == []
+    assert backends().choose("auto", eight)[0] == "triton"
+    assert backends().choose("auto", replace(eight, use=Use.GRAPH))[0] == "triton"
+    assert backends().choose("flashinfer", eight)[0] == "flashinfer-fa2"
+    assert present(FA3).refusals(eight) == ["pages of torch.float8_e4m3fn for rows of torch.bfloat16 are not supported"]
+    assert kernel_name(eight, "fa2") == kernel_name(CASE, "fa2").replace("dtype_kv_bf16", "dtype_kv_e4m3")
+
+
 def test_a_page_size_or_a_mask_that_a_backend_lacks_is_a_reason():
     narrow = Abilities(
         uses=frozenset(Use), devices=frozenset({"cuda"}), page_sizes=frozenset({16, 64}), not_causal=False

@@ -76,6 +76,15 @@ def test_a_plan_is_made_of_host_tensors_and_names_the_pages_each_span_sees(wrapp
     assert options["q_data_type"] == options["kv_data_type"] == torch.bfloat16
 
 
+def test_pages_in_8_bits_are_named_in_the_plan(wrappers):
+    table = torch.arange(40, dtype=torch.int32).view(4, 10)
+    case = replace(CASE, kv_dtype=torch.float8_e4m3fn)
+    prefill = FlashInferPrefill(case, torch.empty(8, dtype=torch.uint8), kernel="fa2")
+    prefill.plan(SPANS, table)
+    ((_, options),) = next(w for w in wrappers if w.plans).plans
+    assert (options["q_data_type"], options["kv_data_type"]) == (torch.bfloat16, torch.float8_e4m3fn)
+
+
 def test_two_wrappers_over_one_workspace_take_turns_and_the_planned_one_runs(wrappers):
     workspace = torch.empty(8, dtype=torch.uint8)
     prefill = FlashInferPrefill(CASE, workspace, kernel="fa3")
@@ -101,15 +110,16 @@ def test_nothing_is_ever_compiled_on_the_serving_host(wrappers):
 @pytest.mark.parametrize("kernel", FLASHINFER)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("window", [0, 100])
-def test_rows_equal_dense_attention_over_poisoned_strided_pages(head_dim, window, kernel):
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_rows_equal_dense_attention_over_poisoned_strided_pages(head_dim, window, kernel, kv_dtype):
     from tests.support.paged_context import dense_attention
 
     capability = torch.cuda.get_device_capability()[0]
-    case = replace(CASE, device="cuda", head_dim=head_dim, window=window, capability=capability)
+    case = replace(CASE, device="cuda", head_dim=head_dim, window=window, capability=capability, kv_dtype=kv_dtype)
     if reasons := FLASHINFER[kernel].refusals(case):
         pytest.skip(reasons[0])
     torch.manual_seed(0)
-    shape = KvShape(num_layers=3, num_kv_heads=2, head_dim=head_dim, dtype=case.dtype)
+    shape = KvShape(num_layers=3, num_kv_heads=2, head_dim=head_dim, dtype=kv_dtype)
     page_bytes = shape.token_bytes * 16
     kind = KindLayout("target_kv", page_bytes, 16, 0, 0, 1, page_bytes + 256, 200)
     pool = KvPool(torch.full((kind.stride_bytes * 200,), 0xFF, dtype=torch.uint8, device="cuda"), kind, shape)
@@ -129,6 +139,8 @@ def test_rows_equal_dense_attention_over_poisoned_strided_pages(head_dim, window
             pool.write(1, slots.cuda(), k, v)
             behind = (torch.arange(span.start, end)[:, None] - at).cuda()
             seen = (behind >= 0) & ((behind < window) if window else (behind >= 0))
+            # Of e4m3 pages, what those hold; none of these is past 448.
+            k, v = (x.to(kv_dtype).to(case.dtype) for x in (k, v))
             want.append(dense_attention(rows, k, v, seen, head_dim**-0.5))
         got = prefill.run(q, (pool.k(1), pool.v(1)))
         assert (got.double() - torch.cat(want)).abs().max() < 2.5e-2

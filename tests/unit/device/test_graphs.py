@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memsvc.device.buckets import bucket_sizes, most_places
-from memsvc.device.graphs import ALL, Bucket, BucketGraphs, GraphPlan, Places
+from memsvc.device.graphs import ALL, Bucket, BucketGraphs, GraphPlan, Places, SizedGraphs
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,57 @@ def test_a_replay_computes_what_the_step_computes(is_split):
             bucket.run(heard.append)
         assert heard == (["double", "add"] if is_split else [ALL])
         assert total[: len(members)].tolist() == [2 * member + 10 for member in members]
+
+
+def test_inputs_of_any_form_have_buckets_of_their_own():
+    made = []
+    plan = GraphPlan(sizes=(2, 4), sections=("a",), is_captured=False)
+
+    def make_bucket(size):
+        made.append(size)
+        return Bucket([0] * size, lambda: iter(("a",)))
+
+    graphs = SizedGraphs(plan, make_bucket, "cpu")
+    graphs.capture()
+    assert [len(graphs.bucket(num).places) for num in (1, 3, 2, 7)] == [2, 4, 2, 7]
+    assert (made, graphs.capture_s, graphs.num_bytes) == ([2, 4, 7], 0.0, 0)
+
+
+@pytest.mark.gpu
+def test_graphs_of_two_steps_share_a_pool_and_take_turns():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    width = 1 << 20
+    found = {name: torch.zeros(8, width, device="cuda") for name in ("a", "b")}
+
+    def make_bucket(name):
+        def make(size):
+            inputs = torch.zeros(size, device="cuda")
+
+            def turn():
+                wide = inputs[:, None].expand(size, width) + 1
+                # All of these are alive at once, in memory that the other step's graphs use too.
+                for _ in range(4):
+                    wide = wide * 2
+                found[name][:size] = wide
+                yield name
+
+            return Bucket(inputs, turn)
+
+        return make
+
+    pool = torch.cuda.graph_pool_handle()
+    both = {
+        name: SizedGraphs(GraphPlan(sizes=(2, 8), sections=(name,), of=name), make_bucket(name), "cuda")
+        for name in found
+    }
+    for graphs in both.values():
+        graphs.capture(pool)
+    assert both["b"].num_bytes < 8 * width * 4, "what the first took is used again"
+    for name, num in (("a", 8), ("b", 2), ("a", 1), ("b", 8)):
+        values = torch.arange(num, device="cuda") + 10.0
+        with torch.inference_mode():
+            bucket = both[name].bucket(num)
+            bucket.places[:num] = values
+            bucket.run()
+        assert torch.equal(found[name][:num], ((values + 1) * 16)[:, None].expand(num, width))

@@ -79,6 +79,23 @@ def test_a_span_is_cut_into_tiles_and_the_longest_to_read_come_first():
     assert plan.tiles.tolist() == [[1, 500, 3, 50], [2, 52, 8, 42], [2, 31, 21, 21], [2, 10, 21, 0]]
 
 
+def test_a_tile_without_tokens_reads_nothing_and_writes_nothing(device, monkeypatch):
+    torch.manual_seed(4)
+    paged = paged_context(HEADS, [9], dtype=torch.float32, device=device)
+    q = torch.randn(12, 3, 16, device=device)
+    # Rows 0, 1 and 11 are nobody's, and tiles of nobody name row 0 and the first slot.
+    plan = PrefillPlan.of([Span(int(paged.context.members[0]), 0, 9, 2)], 3, device)
+    plan = PrefillPlan(torch.cat((plan.tiles, torch.zeros_like(plan.tiles).repeat(3, 1))), 3)
+    empty = torch.empty
+    with monkeypatch.context() as patches:
+        patches.setattr(torch, "empty", lambda *size, **kinds: empty(*size, **kinds).fill_(5.0))
+        got = prefill_attention(q, (paged.k_pages, paged.v_pages), paged.context.page_table, plan, tile=SMALL)
+    assert bool((got[[0, 1, 11]] == 5.0).all())
+    rows = torch.arange(9, device=device)
+    want = dense_attention(q[2:11], paged.keys[0], paged.values[0], rows <= rows[:, None], 16**-0.5)
+    assert (got[2:11].double() - want).abs().max() < 1e-5
+
+
 def test_mistakes_are_named(device):
     paged = paged_context(HEADS, [4], dtype=torch.float32, device=device)
     q = torch.randn(4, 4, 16, device=device)

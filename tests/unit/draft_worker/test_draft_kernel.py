@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draft_worker import attention
-from draft_worker.attention import PagedAttention
+from draft_worker.attention import DraftKv, PagedAttention
 from draft_worker.batch import BlockBatch
 from draft_worker.shape import DraftShape
 from memsvc.device.cpu.kernels import load
@@ -37,7 +37,7 @@ def run(shape: DraftShape, batch: BlockBatch, pool: KvPool, tables: PageTables) 
     qk = torch.randn(*rows, shape.num_heads + shape.num_kv_heads, shape.head_dim).bfloat16()
     v = torch.randn(*rows, shape.num_kv_heads, shape.head_dim).bfloat16()
     sink = torch.randn(shape.num_heads).bfloat16() if shape.attention_sink_bias else None
-    attend = PagedAttention(shape, pool, tables, batch)
+    attend = PagedAttention(shape, DraftKv(pool, tables, torch.bfloat16), batch)
     layers = range(shape.num_layers)
     return torch.stack([attend(i, qk[:, :, : shape.num_heads], qk[:, :, shape.num_heads :], v, sink) for i in layers])
 

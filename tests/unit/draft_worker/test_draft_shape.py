@@ -213,6 +213,7 @@ def test_the_kind_holds_all_layers_and_the_window_only_if_all_slide():
     sliding = DraftShape.from_json(config(layer_types=[SLIDING] * 5, sliding_window=2048))
     assert kind_specs(sliding, 16, "float32")[0].window == 2048
     assert kind_specs(sliding, 16, "float32")[0].page_bytes == 2 * kind.page_bytes
+    assert 2 * kind_specs(shape, 16, "bfloat16", "fp8_e4m3")[0].page_bytes == kind.page_bytes
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,30 @@ def test_weights_in_fp8_leave_more_for_the_arena(tmp_path: Path):
     assert plans[1].arena_bytes - plans[0].arena_bytes == pytest.approx(saved, abs=2 * UNIT)
 
 
+def test_graphs_of_prompts_are_counted_where_there_are_any(tmp_path: Path):
+    card = replace(CARD, free=139 * GIB, total=140 * GIB)
+    target, drafter = LADDERS["qwen3-8b-dflash"].write(tmp_path)
+    sizes = {}
+    for name, changes in {
+        "all": {}, "short": {"max_prefill_tokens": 100}, "eager": {"disable_cuda_graph": True},
+        "named": {"attention_backend": "flashinfer"}, "triton": {"attention_backend": "triton"},
+    }.items():  # fmt: skip
+        config = LaunchConfig(**ON_CUDA, draft_model_path=str(drafter), load_format="dummy", **changes)
+        parts = device_parts(with_prefill_tokens(config, card), read_models(config, target))
+        sizes[name] = next(part.num_bytes for part in parts if part.name == "target graphs")
+    assert sizes["eager"] == sizes["named"] < sizes["short"] < sizes["all"] == sizes["triton"]
+    # A workspace, 512 rows at the MLP, and logits of 32 prompts.
+    own = (32 << 20) + 512 * (4 * 4096 + 4 * 12288) * 2 + 32 * 151936 * (2 + 4)
+    assert sizes["all"] - sizes["named"] == pytest.approx(1.2 * own, abs=2)
+    hybrid = folder(tmp_path / "hybrid", HYBRID)
+    found = set()
+    for backend in ("auto", "flashinfer"):
+        config = LaunchConfig(**ON_CUDA, load_format="dummy", attention_backend=backend)
+        parts = device_parts(config, read_models(config, hybrid))
+        found.add(next(part.num_bytes for part in parts if part.name == "target graphs"))
+    assert len(found) == 1
+
+
 def test_batches_past_the_largest_graph_make_it_no_larger(tmp_path: Path):
     sizes = []
     for max_reqs in (16, 64):

@@ -112,6 +112,11 @@ def test_an_unknown_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
         (["--ttl-s=nan"], ["--ttl-s is nan"]),
         (["--checkpoint-interval=-1"], ["--checkpoint-interval is -1"]),
         (["--attention-backend=fast"], ["'fast'", "triton", "flashinfer"]),
+        (["--kv-cache-dtype=fp4"], ["--kv-cache-dtype", "'fp4'", "auto", "fp8_e4m3"]),
+        (
+            ["--speculative-draft-kv-cache-dtype=fp8_e4m3", "--speculative-algorithm=none"],
+            ["--speculative-algorithm none", "ask for drafts"],
+        ),
         (["--quantization=fp8"], ["--quantization fp8 needs a CUDA device", "--device is cpu"]),
         (["--quantization=fp8", "--device=cuda", "--dtype=float32"], ["computes in bfloat16", "--dtype is float32"]),
         (["--quantization=awq", "--device=cuda"], ["--quantization is 'awq'", "known are fp8"]),

@@ -77,7 +77,7 @@ def test_every_process_can_read_its_config(tmp_path: Path, monkeypatch: pytest.M
 def test_settings_of_a_device_reach_both_workers(tmp_path: Path):
     config = with_draft(
         tmp_path, device="cuda", dtype="bfloat16", cuda_graph_max_bs=8, disable_cuda_graph=True, spec_trace=2,
-        attention_backend="triton", max_running_requests=5,
+        attention_backend="triton", max_running_requests=5, kv_cache_dtype="fp8_e4m3",
     )  # fmt: skip
     run = make_run(tmp_path, config, card=CARD)
     with run.listener:
@@ -89,6 +89,7 @@ def test_settings_of_a_device_reach_both_workers(tmp_path: Path):
         shown = (worker.device, worker.cuda_graph_max_bs, worker.disable_cuda_graph, worker.spec_trace)
         assert shown == ("cuda:0", 8, True, 2)
     assert (target.attention_backend, target.max_prefill_tokens) == ("triton", 2048)
+    assert (target.kv_cache_dtype, draft.kv_cache_dtype) == ("fp8_e4m3", "auto")
     assert target.sizes == step_sizes(config, run.models)
 
 
@@ -167,3 +168,21 @@ def test_a_port_in_use_is_named():
         port = first.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
             bind_tcp("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("flag", "kind"), [("kv_cache_dtype", "target_kv"), ("draft_kv_cache_dtype", "draft_kv")])
+def test_pages_of_target_and_draft_are_made_smaller_apart(tmp_path: Path, flag: str, kind: str):
+    whole = models_of(tmp_path, with_draft(tmp_path, dtype="float32"))
+    run = make_run(tmp_path, with_draft(tmp_path, dtype="float32", **{flag: "fp8_e4m3"}))
+    quarter = {spec.name: 1 + 3 * (spec.name == kind) for spec in whole.kinds}
+    assert len(quarter) == 2
+    for spec, small in zip(whole.kinds, run.models.kinds, strict=True):
+        assert (small.name, quarter[spec.name] * small.page_bytes) == (spec.name, spec.page_bytes)
+    with run.listener:
+        for role in ("target", "draft"):
+            run.spec(role, 1)
+    found = [
+        msgspec.json.decode((run.run_dir / f"{role}.json").read_bytes(), type=CONFIGS[role])
+        for role in ("target", "draft")
+    ]
+    assert [config.kv_cache_dtype == "fp8_e4m3" for config in found] == [kind == "target_kv", kind == "draft_kv"]

@@ -49,7 +49,7 @@ def test_every_row_equals_dense_attention_over_poisoned_pages(group_size: int, d
         want.append(dense(q, k, v, start))
         q_rows.append(q)
         first += num
-    got = PagedAttention(pool, tables, spans, KV_HEADS * group_size).run(1, torch.cat(q_rows))
+    got = PagedAttention(pool, tables, spans, KV_HEADS * group_size, dtype).run(1, torch.cat(q_rows))
     assert got.isfinite().all()
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     assert (got.double() - torch.cat(want)).abs().max() < tolerance
@@ -67,11 +67,11 @@ def test_a_batch_cut_into_parts_has_the_same_bits(monkeypatch: pytest.MonkeyPatc
         pool.write(0, tables.slots(row, 0, start + 2), *torch.randn(2, start + 2, KV_HEADS, DIM))
         spans.append(Span(row, start, 2, 2 * rid))
     q = torch.randn(10, 4, DIM)
-    whole = PagedAttention(pool, tables, spans, 4).run(0, q)
+    whole = PagedAttention(pool, tables, spans, 4, q.dtype).run(0, q)
     page_bytes = 2 * PAGE * KV_HEADS * DIM * 4
     for num_pages in (1, 10, 14):
         monkeypatch.setattr(attention, "SCRATCH_BYTES", num_pages * page_bytes)
-        assert torch.equal(PagedAttention(pool, tables, spans, 4).run(0, q), whole)
+        assert torch.equal(PagedAttention(pool, tables, spans, 4, q.dtype).run(0, q), whole)
 
 
 def test_parts_follow_the_batch_and_hold_so_many_pages_at_most() -> None:
@@ -92,7 +92,7 @@ def test_a_row_of_the_dummy_request_does_not_disturb_the_others() -> None:
     q = torch.randn(2, 4, DIM)
     pool.write(0, tables.slots(row, 0, 3), k, v)
     pool.write(0, tables.slots(0, 0, 1), torch.zeros(1, KV_HEADS, DIM), torch.zeros(1, KV_HEADS, DIM))
-    got = PagedAttention(pool, tables, [Span(0, 0, 1, 0), Span(row, 2, 1, 1)], 4).run(0, q)
+    got = PagedAttention(pool, tables, [Span(0, 0, 1, 0), Span(row, 2, 1, 1)], 4, q.dtype).run(0, q)
     assert (got[1:].double() - dense(q[1:], k, v, 2)).abs().max() < 1e-5
     assert got.isfinite().all()
 

@@ -22,6 +22,7 @@ from launch.models import read_models
 from launch.planner import make_plan
 from launch.specs import Run
 from memsvc.core.manager import MemoryManager
+from memsvc.device.kv_dtype import FP8_E4M3, KV_CACHE_DTYPES
 from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.lane import Words
 from memsvc.rpc import Rpc
@@ -31,6 +32,7 @@ from memsvc.wire.links import SPEC
 from memsvc.wire.text import Admit, Sampling
 from target_worker.base import Base
 from target_worker.config import TargetConfig
+from target_worker.cuda import assembly
 from target_worker.cuda.assembly import CudaEngine
 from target_worker.cuda.exchange import Exchange
 from target_worker.cuda.plan_link import TargetLane
@@ -42,7 +44,7 @@ from tests.support.host_lane import HostTargetLane
 from tests.support.make_drafter import V1, make_drafter
 from tests.support.plan_rig import HostSessions
 from tests.support.tiny_hybrid import HybridRig, make_hybrid
-from tests.support.tiny_target import TargetRig, make_target
+from tests.support.tiny_target import TargetRig, make_target, page_dtype
 from tests.support.toy_server import ToyClient, ToyText
 from tests.unit.launch.test_device_plan import CARD
 
@@ -110,13 +112,20 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return target, drafter
 
 
+@pytest.fixture(params=KV_CACHE_DTYPES)
+def kv(request: pytest.FixtureRequest) -> str:
+    """Of the pages of both."""
+    return request.param
+
+
 @pytest.fixture
-def base(folders: tuple[Path, Path], tmp_path: Path, device: str) -> Iterator[ToyBase]:
+def base(folders: tuple[Path, Path], kv: str, tmp_path: Path, device: str) -> Iterator[ToyBase]:
     """As launch starts it, with an arena whose bytes are NaN."""
     target, drafter = folders
     config = LaunchConfig(
         model_path=str(target), draft_model_path=str(drafter), device="cuda", dtype="float32", page_size=4, num_drafts=1,
         max_running_requests=2, max_prefill_tokens=4, context_len=24, mem_bytes=1 << 22,
+        kv_cache_dtype=kv, draft_kv_cache_dtype=kv,
     )  # fmt: skip
     models = read_models(config, target)
     pool, plan = make_plan(config, models, card=replace(CARD, unit=1 << 12))
@@ -142,12 +151,12 @@ def base(folders: tuple[Path, Path], tmp_path: Path, device: str) -> Iterator[To
     ToyBase.links.clear()
 
 
-def greedy(folder: Path, prompt: list[int]) -> list[int]:
+def greedy(folder: Path, prompt: list[int], kv: str) -> list[int]:
     """What the CPU's runner gives."""
     tokens = list(prompt)
     for _ in range(NUM_NEW):
         model = load_target(folder, "float32")[0]
-        rig = HybridRig(folder) if model.delta_layers else TargetRig(folder)
+        rig = HybridRig(folder, kv=kv) if model.delta_layers else TargetRig(folder, kv=kv)
         row = rig.open(1, 24)
         row = row if isinstance(row, int) else row.row
         logits = rig.runner.forward([Segment(row, 0, tokens, 1, num_certain=len(tokens))])
@@ -189,10 +198,20 @@ def serve(base: ToyBase) -> RequestKeeper:
 
 def check_texts(base: ToyBase, folder: Path) -> None:
     """They are the CPU's, and the last turn has begun where the first one's last full page ends."""
-    first = [*PROMPTS[1], *greedy(folder, PROMPTS[1])]
+    kv = base.config.kv_cache_dtype
+    first = [*PROMPTS[1], *greedy(folder, PROMPTS[1], kv)]
     prompts = {**PROMPTS, 3: [*first, 8]}
-    assert base.texts.tokens == {rid: greedy(folder, prompt) for rid, prompt in prompts.items()}
+    assert base.texts.tokens == {rid: greedy(folder, prompt, kv) for rid, prompt in prompts.items()}
     assert base.texts.usages[ReqId(3)].cached_tokens == (len(first) - 1) // 4 * 4
+
+
+@pytest.mark.parametrize("kv", [FP8_E4M3], indirect=True)
+def test_the_start_asks_whether_the_device_reads_the_pages(base: ToyBase, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[str, torch.dtype, torch.device]] = []
+    monkeypatch.setattr(assembly, "check_capability", lambda *given: asked.append(given))
+    engine = CudaEngine(base) if base.arena.is_cuda else HostEngine(base)
+    engine.close()
+    assert asked == [("--kv-cache-dtype", torch.float8_e4m3fn, base.arena.device)]
 
 
 def test_the_engine_serves_without_a_draft(base: ToyBase, folders: tuple[Path, Path]):
@@ -205,7 +224,8 @@ def test_engine_and_draft_meet_in_the_exchange(base: ToyBase, folders: tuple[Pat
     shape = DraftShape.from_folder(folders[1])
     model = load_model(replace(config, device=str(base.arena.device)), shape)
     kind = next(kind for kind in base.layout.kinds if kind.name == DRAFT_KV)
-    kv = KvShape(num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, dtype=model.dtype)
+    dtype = page_dtype(config.kv_cache_dtype, model.dtype)
+    kv = KvShape(num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, dtype=dtype)
     memory = Memory(arena=base.arena, layout=base.layout, pool=KvPool(base.arena, kind, kv))
     acks: list[int] = []
     maker = None if base.arena.is_cuda else HostSessions(config, model, memory)

@@ -39,9 +39,9 @@ def test_the_kernel_and_torch_agree_about_a_batch(name: str, monkeypatch: pytest
         first += num
     q = torch.randn(first, KV_HEADS * GROUP, DIM).bfloat16()
     with torch.inference_mode():
-        got = PagedAttention(pool, tables, spans, KV_HEADS * GROUP).run(0, q)
+        got = PagedAttention(pool, tables, spans, KV_HEADS * GROUP, q.dtype).run(0, q)
         monkeypatch.setattr(attention, "kernels_for", lambda _: None)
-        want = PagedAttention(pool, tables, spans, KV_HEADS * GROUP).run(0, q)
+        want = PagedAttention(pool, tables, spans, KV_HEADS * GROUP, q.dtype).run(0, q)
     assert (got.float() - want.float()).abs().max() < 1.6e-2 * want.abs().max()
     chunk_rows = torch.cat([torch.full((num,), num > KERNEL_ROWS) for _, num in SPANS[name]])
     assert torch.equal(got[chunk_rows], want[chunk_rows])

@@ -111,14 +111,17 @@ class Marked(StepTimes):
 
 
 @pytest.mark.skipif(not is_interpreted(), reason="kernels of this process are compiled")
-def test_every_step_ends_with_one_section_of_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("prompt_buckets", [(), (4,)], ids=["eager prompts", "prompts in a bucket"])
+def test_every_step_ends_with_one_section_of_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt_buckets: tuple[int, ...]
+):
     monkeypatch.setattr(torch.cuda, "Event", Tick)
     mend_interpreter()
     make_target(
         tmp_path, "Qwen3", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
         hidden_size=32, intermediate_size=48,
     )  # fmt: skip
-    target = DeviceTarget(tmp_path, "cpu", block_size=2)
+    target = DeviceTarget(tmp_path, "cpu", block_size=2, prompt_buckets=prompt_buckets)
     times = target.work.times = Marked(target.slots.length)
     greedy = Sampling(temperature=0.0, seed=1, max_tokens=40, ignore_eos=True)
     first, second = (target.open(rid, [5, 9, 11], 12, greedy) for rid in (1, 2))

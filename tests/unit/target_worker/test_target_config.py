@@ -151,6 +151,7 @@ def test_the_fingerprint_changes_with_weights_config_and_dtype(tmp_path: Path) -
     assert first == fingerprint(tmp_path, "float32")
     assert first != fingerprint(tmp_path, "bfloat16")
     assert first != fingerprint(tmp_path, "float32", quantization="fp8")
+    assert first != fingerprint(tmp_path, "float32", kv_cache_dtype="fp8_e4m3")
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"] + 1
     save_file(tensors, tmp_path / "model.safetensors")

@@ -1,0 +1,253 @@
+"""FlashInfer's delta rule: its operands by what each function says it takes; on CUDA also what comes out, as fla-core's."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from memsvc.device.delta_rules import PlanRule, TorchRule
+from memsvc.device.gated_delta import DeltaRows, gated_delta_rule
+from target_worker.model.linear_spec import LinearSpec
+from tests.bench import flashinfer_delta
+from tests.bench.delta_prefill import make_rule
+from tests.bench.flashinfer_delta import BLOCK, HEAD_DIM, LIBRARY, FlashInferRule, lacks, piece_rows
+
+PROCESSORS = 132
+CUDA = torch.device("cuda")
+
+
+def linear(num_k_heads: int, num_v_heads: int) -> LinearSpec:
+    return LinearSpec(num_k_heads=num_k_heads, num_v_heads=num_v_heads, k_dim=HEAD_DIM, v_dim=HEAD_DIM, conv_kernel=4)
+
+
+SMALL, LARGE = linear(2, 6), linear(16, 48)
+"""The larger is the 27B's."""
+
+
+def stage(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values.copy())
+
+
+def rows_of(num: int, spec: LinearSpec = SMALL, device: str = "cpu") -> DeltaRows:
+    """As a model has them: some heads forget at once, others not within thousands of rows."""
+    dice = torch.Generator().manual_seed(num)
+    q, k = (torch.randn(1, num, spec.num_k_heads, HEAD_DIM, generator=dice) for _ in range(2))
+    v = torch.randn(1, num, spec.num_v_heads, HEAD_DIM, generator=dice)
+    g, beta = (torch.rand(1, num, spec.num_v_heads, generator=dice) for _ in range(2))
+    g = -g * torch.logspace(-3.5, 1.3, spec.num_v_heads)
+    return DeltaRows(*(x.bfloat16().to(device) for x in (q, k, v)), g.to(device), beta.to(device))
+
+
+def wide(rows: DeltaRows) -> DeltaRows:
+    return DeltaRows(rows.q.float(), rows.k.float(), rows.v.float(), rows.g, rows.beta)
+
+
+def states_of(num: int, spec: LinearSpec = SMALL, device: str = "cpu") -> torch.Tensor:
+    dice = torch.Generator().manual_seed(num)
+    return torch.randn(num, spec.num_v_heads, HEAD_DIM, HEAD_DIM, generator=dice).to(device) * 0.3
+
+
+def apart(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Length of the difference, in lengths of what is wanted."""
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def check_strides(x: torch.Tensor, *shape: int) -> None:
+    assert x.shape == shape
+    assert sum(stride == 1 for stride in x.stride()) == 1, f"strides {x.stride()}: one step is of one number"
+
+
+class FakeLibrary:
+    """The seven functions, by gated_delta_rule. The parts before the last note what they were given."""
+
+    def __init__(self, spec: LinearSpec = SMALL) -> None:
+        self.called: list[str] = []
+        self.num_k, self.num_v = spec.num_k_heads, spec.num_v_heads
+        self.heads = (self.num_k, self.num_k, self.num_v, self.num_v)
+
+    def _compute(self, q, k, v, out, decay, beta, after, state, ends, scale):
+        num_k, num_v = self.num_k, self.num_v
+        assert len(q) > 1, "the step from row to row would be lost"
+        assert scale == HEAD_DIM**-0.5
+        num_rows = ends[-1]
+        assert k.stride(0) == v.stride(0) == out.stride(0) == q.stride(1) == 1
+        q, k, v = (x[:num_rows].float() for x in (q.permute(0, 2, 1), k.permute(1, 2, 0), v.permute(1, 2, 0)))
+        for x in (q, k):
+            assert x.shape[1] == num_k
+            assert float((x.norm(dim=-1) - 1).abs().max()) < 5e-3
+        form = (-1, num_v, HEAD_DIM, HEAD_DIM)
+        decay, beta = (x.view(-1, num_v)[:num_rows] for x in (decay, beta))
+        rows = DeltaRows(*(x[None] for x in (q, k, v, decay.log(), beta)))
+        for place, (first, end) in enumerate(pairwise(ends.tolist())):
+            start = state.view(form)[place : place + 1].transpose(2, 3).clone()
+            found, kept = gated_delta_rule(rows.part(first, end), start, [end - first], 0)
+            out.permute(1, 2, 0)[first:end] = found[0].bfloat16()
+            after.view(form)[place] = kept.states[0].transpose(1, 2)
+
+    def whole_bf16(self, q, k, v, out, decay, beta, after, state, no, none, maps, ends, scale, *sizes):
+        self.called.append("whole")
+        assert (no, none) == (None, None)
+        assert len(maps) == PROCESSORS * 128
+        num = len(ends) - 1
+        assert sizes == (*self.heads, num, 1, 0, num * self.num_v)
+        self._compute(q, k, v, out, decay, beta, after, state, ends, scale)
+
+    def parts_t_bf16(self, k, beta, inverse, ends, num_k, num_heads, num_blocks, most, num):
+        self.called.append("t")
+        check_strides(k, HEAD_DIM, len(beta) // self.num_v, self.num_k)
+        assert len(inverse) == num_blocks * num_heads * BLOCK**2
+        assert (num_k, num_heads, num) == (self.num_k, self.num_v, len(ends) - 1)
+        lens = ends.diff().tolist()
+        # A sequence's pieces begin at the place that its first row and its number give.
+        begins = [min(i, e) + (e - min(i, e)) // BLOCK for i, e in enumerate(ends.tolist())]
+        assert all(b + -(-n // BLOCK) <= num_blocks for b, n in zip(begins[:-1], lens, strict=True))
+        assert most == -(-max(lens) // BLOCK)
+        self.beta, self.inverse = beta, inverse
+
+    def parts_mn_bf16(self, k, v, inverse, decay, moves, gains, ends, size, *sizes):
+        self.called.append("mn")
+        assert inverse.data_ptr() == self.inverse.data_ptr()
+        check_strides(inverse, BLOCK, BLOCK, self.num_v, len(self.inverse) // (self.num_v * BLOCK**2))
+        *heads, num_pieces, most, num = sizes
+        lens = ends.diff().tolist()
+        assert (tuple(heads), num) == (self.heads[1:], len(lens))
+        assert most == -(-max(lens) // size)
+        assert sum(-(-n // size) for n in lens) <= num_pieces
+        assert len(moves) == len(gains) == num_pieces * self.num_v * HEAD_DIM**2
+        self.moves, self.gains, self.num_pieces, self.most, self.size = moves, gains, num_pieces, most, size
+
+    def parts_fix_few(self, *operands):
+        self._fix("fix few", *operands)
+
+    def parts_fix_some(self, *operands):
+        self._fix("fix some", *operands)
+
+    def parts_fix_many(self, *operands):
+        self._fix("fix many", *operands)
+
+    def _fix(self, name, moves, gains, state, starts, ends, *sizes):
+        self.called.append(name)
+        for x, given in ((moves, self.moves), (gains, self.gains)):
+            assert x.data_ptr() == given.data_ptr()
+            check_strides(x, HEAD_DIM, HEAD_DIM, self.num_v, self.num_pieces)
+        assert sizes == (self.size, self.num_pieces, len(ends) - 1, self.num_v)
+        self.starts = starts
+
+    def parts_out_bf16(self, q, k, v, inverse, out, decay, after, starts, state, maps, ends, scale, *sizes):
+        self.called.append("out")
+        assert inverse.data_ptr() == self.inverse.data_ptr()
+        assert starts.data_ptr() == self.starts.data_ptr()
+        assert sizes == (*self.heads, self.size, self.num_pieces, self.most, len(ends) - 1)
+        self._compute(q, k, v, out, decay, self.beta, after, state, ends, scale)
+
+
+def computed(lens: list[int], piece: int | None, spec: LinearSpec = SMALL) -> tuple[list[str], float, float]:
+    """Functions called, and how far outputs and states are from those of TorchRule."""
+    library = FakeLibrary(spec)
+    rule = FlashInferRule(torch.device("cpu"), piece=piece, num_processors=PROCESSORS, library=library)
+    rows, states = rows_of(sum(lens), spec), states_of(len(lens), spec)
+    out, ends = rule(lens, stage)(rows, states.clone())
+    assert out.shape == rows.v.shape
+    assert out.dtype == torch.bfloat16
+    want, want_ends = TorchRule()(lens, stage)(wide(rows), states.clone())
+    return library.called, apart(out, want), apart(ends, want_ends)
+
+
+@pytest.mark.parametrize("lens", [[1], [2], [65], [7, 130, 1, 64]])
+@pytest.mark.parametrize("piece", [0, 64, 128])
+def test_its_functions_are_called_with_what_they_take(lens: list[int], piece: int):
+    called, out, ends = computed(lens, piece)
+    assert called == (["t", "mn", "fix few", "out"] if piece else ["whole"])
+    assert out < 1e-2
+    assert ends < 1e-2
+
+
+@pytest.mark.parametrize(("spec", "kind"), [(linear(4, 8), "few"), (linear(4, 12), "some"), (linear(6, 18), "many")])
+def test_pieces_are_put_together_by_the_number_of_heads(spec: LinearSpec, kind: str):
+    called, out, ends = computed([70], 64, spec)
+    assert called == ["t", "mn", f"fix {kind}", "out"]
+    assert max(out, ends) < 1e-2
+
+
+def test_long_sequences_are_cut_if_the_device_would_be_idle():
+    assert piece_rows([8192], 48, PROCESSORS) == 4096
+    assert piece_rows([2000], 48, PROCESSORS) == 1024
+    assert piece_rows([2048], 16, PROCESSORS) == 256
+    assert piece_rows([1100, 30], 16, PROCESSORS) == 192
+    assert piece_rows([512], 48, PROCESSORS) == 0, "so few rows are over before pieces would be"
+    assert piece_rows([8192, 8192], 48, PROCESSORS) == 0, "two sequences of so many heads fill more than half"
+
+
+def test_it_is_never_had_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    packages: dict[str, SimpleNamespace] = {}
+    monkeypatch.setattr(flashinfer_delta.importlib.util, "find_spec", packages.get)
+    assert lacks(torch.bfloat16, CUDA, LARGE) == "flashinfer is not installed"
+    packages["flashinfer"] = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    assert lacks(torch.bfloat16, CUDA, LARGE) == f"FlashInfer's {LIBRARY}.so is not built"
+    file = tmp_path / "data" / "aot" / LIBRARY / f"{LIBRARY}.so"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert lacks(torch.bfloat16, CUDA, LARGE) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": torch.float16}, "for bfloat16, not torch.float16"),
+        ({"spec": replace(LARGE, k_dim=64)}, "heads of 128, not 64 and 128"),
+        ({"spec": linear(1, 4)}, "no single key head"),
+        ({"device": torch.device("cpu")}, "for a CUDA device, not cpu"),
+        ({"capability": 10}, "for compute capability 9, cuda has 10"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_does(change: dict, reason: str, monkeypatch: pytest.MonkeyPatch):
+    found = {"dtype": torch.bfloat16, "device": CUDA, "spec": LARGE, "capability": 9} | change
+    capability = (found.pop("capability"), 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert reason in str(lacks(**found))
+
+
+def on_device(name: str, piece: int | None, spec: LinearSpec) -> PlanRule:
+    try:
+        rule = make_rule(name, spec, [1], CUDA)
+    except ValueError as error:
+        pytest.skip(str(error))
+    return FlashInferRule(CUDA, piece=piece) if name == "flashinfer" else rule
+
+
+LENS = [[1], [2], [63], [2000], [1, 2, 64, 65, 127, 700], [300, 1, 2000, 128, 17], [1] * 9, [64, 128, 64]]
+CASES = [
+    ("fla", None, LARGE), ("flashinfer", None, LARGE), ("flashinfer", 0, LARGE), ("flashinfer", 448, LARGE),
+    ("flashinfer", 64, LARGE), ("flashinfer", 0, SMALL), ("flashinfer", 64, SMALL), ("flashinfer", 64, linear(4, 12)),
+]  # fmt: skip
+"""Pieces are put together by another function for up to 8 heads, up to 16, and more."""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("name", "piece", "spec"), CASES, ids=lambda x: str(getattr(x, "num_v_heads", x)))
+@pytest.mark.parametrize("lens", LENS, ids=str)
+def test_sequences_come_out_as_by_torch(lens: list[int], name: str, piece: int | None, spec: LinearSpec):
+    rule = on_device(name, piece, spec)
+    rows, states = rows_of(sum(lens), spec, "cuda"), states_of(len(lens), spec, "cuda")
+
+    def place(values: np.ndarray) -> torch.Tensor:
+        return stage(values).cuda()
+
+    run = rule(lens, place)
+    want, want_ends = TorchRule()(lens, place)(wide(rows), states.clone())
+    # Twice: what the first call left in memory must not be seen.
+    for _ in range(2):
+        out, ends = run(rows, states.clone())
+        assert out.isfinite().all()
+        first = 0
+        for i, num in enumerate(lens):
+            span = slice(first, first + num)
+            assert apart(out[:, span], want[:, span]) < 2e-2, f"outputs of sequence {i}, {num} rows"
+            assert apart(ends[i], want_ends[i]) < 2e-2, f"state after sequence {i}, {num} rows"
+            first += num
