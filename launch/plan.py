@@ -73,6 +73,8 @@ class MemoryPlan:
     """Tokens whose KV of every kind fits together, beside what one request holds whatever its length."""
     lines: tuple[str, ...]
     """The same for people, a fact a line."""
+    slack_tokens: int = 0
+    """Slots that a request needs beyond its tokens, for steps in flight."""
     shared_bytes: int = 0
     """Embedding and head in the arena, where target and drafter both read them."""
     device: DevicePlan | None = None

@@ -60,6 +60,7 @@ def make_plan(
         kinds=tuple(_kind_plan(kind) for kind in layout.kinds),
         pool_tokens=_pool_tokens(layout, fixed_frames(pool, layout.frame_bytes)),
         lines=tuple(lines),
+        slack_tokens=pool.slack_tokens,
         shared_bytes=layout.shared_bytes,
         device=device,
     )

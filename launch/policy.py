@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from memsvc.wire.control import PeerDown, PeerSilent, PeerUp
+from memsvc.wire.control import PeerDown, PeerList, PeerSilent, PeerUp, ToFront
 
 FRONT = "front"
 
@@ -78,7 +78,7 @@ class Kill:
 class Tell:
     """Tell the front."""
 
-    msg: PeerUp | PeerDown | PeerSilent
+    msg: ToFront
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,13 +254,16 @@ class Policy:
                 self._generations[role] += 1
                 actions.append(Spawn(role, self._generations[role]))
                 if role == FRONT:
-                    actions += self._tell_all()
+                    actions.append(Tell(self._peer_list()))
         return actions
 
-    def _tell_all(self) -> list[Action]:
+    def _peer_list(self) -> PeerList:
         up = [role for role, phase in self._phases.items() if phase is Phase.UP and role != FRONT]
-        actions: list[Action] = [Tell(PeerUp(role, self._generations[role])) for role in up]
-        return actions + [Tell(PeerSilent(role)) for role in up if role in self._silent]
+        return PeerList(
+            generations={role: num for role, num in self._generations.items() if role != FRONT},
+            up=up,
+            silent=[role for role in up if role in self._silent],
+        )
 
 
 def _within(rule: Rule, roles: tuple[str, ...]) -> Rule:

@@ -17,7 +17,7 @@ from launch.models import Models
 from launch.mps import ROLES as MPS_ROLES
 from launch.mps import MpsDaemon
 from launch.plan import MemoryPlan
-from launch.policy import FRONT, RULES
+from launch.policy import RULES
 from memsvc.config import MemConfig
 from memsvc.core.config import PoolConfig
 from target_worker.config import TargetConfig
@@ -165,7 +165,6 @@ class Run:
             listen_fd=self.listener.fileno(),
             requires_key=bool(config.api_key),
             generation=generation,
-            peers=tuple(role for role in self.roles if role != FRONT),
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
             page_size=config.page_size,

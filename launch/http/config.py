@@ -30,8 +30,6 @@ class FrontConfig:
     """Whether every route but /health asks for the key in MEMSVC_API_KEY."""
     generation: int = 1
     """Counts the starts of the front in one run, so that no two fronts use the same request id."""
-    peers: tuple[str, ...] = ("memsvc", "target", "tokenizer")
-    """Roles of the run's other processes."""
     needs: tuple[str, ...] = ("memsvc", "target", "tokenizer")
     """Roles without which no request can be served."""
     max_running_requests: int = 32

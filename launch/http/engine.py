@@ -13,7 +13,7 @@ from launch.http.peers import Peers
 from launch.http.tally import Tally
 from memsvc.wire.base import FinishReason, ReqId
 from memsvc.wire.codec import encode
-from memsvc.wire.control import PeerDown, PeerSilent, PeerUp, ToFront
+from memsvc.wire.control import PeerDown, PeerList, PeerSilent, PeerUp, ToFront
 from memsvc.wire.links import MAX_MSG_BYTES
 from memsvc.wire.text import Abort, AbortAll, Accepted, EngineStats, Failed, FrontToTok, TextOut, TokToFront
 
@@ -43,7 +43,7 @@ class Engine:
 
     def __init__(self, config: FrontConfig, tokenizer: TokSender, tally: Tally) -> None:
         self.config = config
-        self.peers = Peers(config.peers, config.needs)
+        self.peers = Peers(config.needs, config.generation)
         self.journal = Journal(config.generation)
         self.tally = tally
         self.stats: EngineStats | None = None
@@ -123,10 +123,16 @@ class Engine:
         self.stats = stats
 
     def on_peer(self, msg: ToFront) -> None:
-        """A process started, ended, or gives no sign of life."""
+        """How all are at first, then each that started, ended, or gives no sign of life."""
         match msg:
+            case PeerList(generations, up, silent):
+                self.peers.know(generations)
+                for role in up:
+                    self.on_peer(PeerUp(role, generations[role]))
+                for role in silent:
+                    self.on_peer(PeerSilent(role))
             case PeerUp(role, generation):
-                if self.peers.up(msg):
+                if self.peers.up(role, generation):
                     self._must_resubmit |= role in _HOLD_REQUESTS
                     self._died |= {_MAY_DIE_OF_REQUESTS[role]} if role in _MAY_DIE_OF_REQUESTS else set()
                 logger.info("peer up role=%s generation=%d missing=%s", role, generation, self.peers.missing)

@@ -1,24 +1,34 @@
 """Which processes serve, as the supervisor tells it."""
 
-from memsvc.wire.control import PeerUp
+from collections.abc import Mapping
+
+_FRONT = "front"
 
 
 class Peers:
-    """Starts and ends of the other processes. A generation counts the starts of one of them."""
+    """Starts and ends of the processes. A generation counts the starts of one of them."""
 
-    def __init__(self, roles: tuple[str, ...], needs: tuple[str, ...]) -> None:
+    def __init__(self, needs: tuple[str, ...], front: int) -> None:
+        """front: the generation of this process, which serves whenever anybody can ask."""
         self._needs = needs
-        self._up: set[str] = set()
+        self._up: set[str] = {_FRONT}
         self._silent: set[str] = set()
-        self.generations = dict.fromkeys(roles, 0)
-        """Newest known generation by role; 0 until it serves for the first time."""
+        self._served: dict[str, int] = {}
+        """Generation that last served, by role."""
+        self.generations: dict[str, int] = {_FRONT: front}
+        """Newest known generation by role, 0 if it was never started."""
 
-    def up(self, msg: PeerUp) -> bool:
-        """Note a start; True if this generation was not known before."""
-        self._up.add(msg.role)
-        self._silent.discard(msg.role)
-        is_new = self.generations.get(msg.role) != msg.generation
-        self.generations[msg.role] = msg.generation
+    def know(self, generations: Mapping[str, int]) -> None:
+        """Note which processes there are."""
+        self.generations |= generations
+
+    def up(self, role: str, generation: int) -> bool:
+        """Note that role serves; True if this generation of it did not yet."""
+        self._up.add(role)
+        self._silent.discard(role)
+        self.generations[role] = generation
+        is_new = self._served.get(role) != generation
+        self._served[role] = generation
         return is_new
 
     def down(self, role: str) -> None:

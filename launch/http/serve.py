@@ -21,7 +21,7 @@ from launch.http.protocol import limited_protocol
 from launch.http.tally import Tally
 from memsvc.heart import BEAT_S, Heart
 from memsvc.process import announce, install_sigterm
-from memsvc.wire.control import Ready
+from memsvc.wire.control import Ready, ToFront
 from memsvc.wire.links import LAUNCH_FRONT, TARGET_FRONT, TOK_FRONT
 
 logger = logging.getLogger(__name__)
@@ -44,10 +44,18 @@ async def serve(config: FrontConfig, api_key: str, listener: socket.socket) -> N
         engine = Engine(config, links.tokenizer, Tally())
         links.receive(TOK_FRONT, engine.on_text)
         links.receive(TARGET_FRONT, engine.on_stats)
-        links.receive(LAUNCH_FRONT, engine.on_peer)
-        server = _Server(_uvicorn_config(config, build_app(engine, links, api_key)))
-        stop = asyncio.Event()
+        stop, told = asyncio.Event(), asyncio.Event()
         install_sigterm(stop.set)
+
+        def on_peer(msg: ToFront) -> None:
+            engine.on_peer(msg)
+            told.set()
+
+        links.receive(LAUNCH_FRONT, on_peer)
+        # Until it has heard of them, it would say of processes that serve that they don't.
+        if not await _first(told, stop):
+            return
+        server = _Server(_uvicorn_config(config, build_app(engine, links, api_key)))
         tasks = [
             asyncio.create_task(_live(run_dir, engine, server, url_of(listener))),
             asyncio.create_task(_drain_then_stop(stop, engine, server)),
@@ -58,6 +66,15 @@ async def serve(config: FrontConfig, api_key: str, listener: socket.socket) -> N
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _first(told: asyncio.Event, stop: asyncio.Event) -> bool:
+    """Wait for either; whether it was told that came."""
+    waits = [asyncio.create_task(event.wait()) for event in (told, stop)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    return told.is_set()
 
 
 async def _live(run_dir: Path, engine: Engine, server: uvicorn.Server, url: str) -> None:

@@ -164,16 +164,22 @@ def plan_lines(config: PoolConfig, geometry: Geometry, layout: Layout) -> list[s
             f"kind {kind.name}: {kind.page_bytes} bytes a page ({extent}{window}), "
             f"{kind.pages_per_frame} pages a frame, waste {100 * waste:.1f} %"
         )
-    fits = [f"{tokens // 1024}k: {_requests_that_fit(layout, tokens, usable)}" for tokens in (1024, 4096, 16384)]
+    fits = [
+        f"{tokens // 1024}k: {requests_that_fit(layout, tokens, usable, config.slack_tokens)}"
+        for tokens in (1024, 4096, 16384)
+    ]
     lines.append(f"requests that fit, by tokens: {', '.join(fits)}")
     return lines
 
 
-def _requests_that_fit(layout: Layout, tokens: int, usable: int) -> int:
-    """Full requests of this many tokens at once, their pages packed densely."""
+def requests_that_fit(layout: Layout, tokens: int, usable: int, slack_tokens: int) -> int:
+    """Requests that may run at once up to so many tokens each, their pages packed densely in usable frames.
+
+    slack_tokens: slots that each needs beyond them, for steps in flight.
+    """
 
     def frames(num_reqs: int) -> int:
-        return sum(-(-num_reqs * _pages(kind, tokens) // kind.pages_per_frame) for kind in layout.kinds)
+        return sum(-(-num_reqs * _pages(kind, tokens, slack_tokens) // kind.pages_per_frame) for kind in layout.kinds)
 
     low, high = 0, usable + 1
     while high - low > 1:
@@ -182,9 +188,11 @@ def _requests_that_fit(layout: Layout, tokens: int, usable: int) -> int:
     return low
 
 
-def _pages(kind: KindLayout, tokens: int) -> int:
+def _pages(kind: KindLayout, tokens: int, slack_tokens: int) -> int:
     if not kind.tokens_per_page:
         return kind.pages_per_req
-    if kind.window and kind.window < tokens:
-        return -(-kind.window // kind.tokens_per_page) + 1
-    return -(-tokens // kind.tokens_per_page)
+    whole = -(-(tokens + slack_tokens) // kind.tokens_per_page)
+    if not kind.window:
+        return whole
+    # Of a window that lies across pages, one more is touched.
+    return min(whole, -(-(kind.window + slack_tokens) // kind.tokens_per_page) + 1)

@@ -31,6 +31,18 @@ class Alive(Msg, frozen=True):
     pid: int
 
 
+class PeerList(Msg, frozen=True):
+    """All other processes of the run as they are now: what a front is told first, before it answers anybody.
+
+    generations: how often each was started, 0 if never. up: those that serve. silent: of these, those that give no sign
+    of life.
+    """
+
+    generations: dict[str, int]
+    up: list[str]
+    silent: list[str]
+
+
 class PeerUp(Msg, frozen=True):
     """role serves. generation counts its starts; after a change requests in flight must be sent again."""
 
@@ -51,4 +63,4 @@ class PeerSilent(Msg, frozen=True):
 
 
 ToLaunch = Ready | Fatal | Alive
-ToFront = PeerUp | PeerDown | PeerSilent
+ToFront = PeerList | PeerUp | PeerDown | PeerSilent

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from memsvc.core.geometry import _requests_that_fit
+from memsvc.core.geometry import requests_that_fit
 from memsvc.wire.mem import KindLayout, Layout
 from tests.bench.mixed_load import Ask
 from tests.load.call import Call, Outcome
@@ -67,7 +67,7 @@ def planned(plan: dict[str, Any], tokens: int) -> int:
         arena_bytes=plan["arena_bytes"], frame_bytes=frame, num_frames=plan["num_frames"], page_size=0, kinds=kinds,
         exchange_offset=frame, exchange_bytes=plan["exchange_bytes"],
     )  # fmt: skip
-    return _requests_that_fit(layout, tokens, plan["num_frames"] - fixed)
+    return requests_that_fit(layout, tokens, plan["num_frames"] - fixed, plan["slack_tokens"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
 """Other processes die and come back: requests in flight are sent again, and their clients notice nothing."""
 
+import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
+from launch.http.listen import bind_tcp, url_of
 from memsvc.wire.base import unpack_tokens
 from memsvc.wire.control import Ready
 from memsvc.wire.text import Abort, AbortAll, Submit, Usage
@@ -17,6 +20,15 @@ HELLO = [{"role": "user", "content": "hello"}]
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFront]:
     with running_front(tmp_path_factory.mktemp("front")) as running:
         yield running
+
+
+def first_answer(url: str) -> dict[str, object]:
+    """Of a server that may not listen yet."""
+    while True:
+        try:
+            return httpx.get(url, timeout=20, trust_env=False).json()
+        except httpx.ConnectError:
+            time.sleep(0.01)
 
 
 def wait_health(front: RunningFront, status: int) -> dict[str, object]:
@@ -136,12 +148,21 @@ def test_a_new_front_ends_what_the_old_one_left_and_shares_no_ids(front: Running
     front.process.kill()
     front.process.wait()
     assert old.exception() is not None
-    second = start_process(make_config(front.engine.run_dir, generation=2))
+    with bind_tcp("127.0.0.1", 0) as listener:
+        url, fd = url_of(listener), listener.fileno()
+        second = start_process(make_config(front.engine.run_dir, generation=2, listen_fd=fd), pass_fds=(fd,))
     try:
-        front.engine.peers_again()
+        asked = front.pool.submit(first_answer, f"{url}/server_info")
+        # It listens by now, and would say that nobody serves, which is not so.
+        with pytest.raises(TimeoutError):
+            asked.result(2.0)
+        front.engine.peer_list()
         front.engine.expect(AbortAll)
+        told = {role: {"up": True, "generation": num} for role, num in front.engine.generations.items()}
+        assert asked.result(10.0)["processes"] == told | {"front": {"up": True, "generation": 2}}
         ready = front.engine.expect_launch(Ready)
-        front.client.base_url = ready.lines[0].removeprefix("url=")
+        assert ready.lines[0] == f"url={url}"
+        front.client.base_url = url
         response = front.post(CHAT, messages=HELLO)
         submit = front.engine.expect(Submit)
         assert submit.rid > left_behind.rid + (1 << 39)

@@ -16,7 +16,7 @@ from memsvc.heart import BEAT_S, Heart
 from memsvc.inbox import PullInbox
 from memsvc.process import StopFlag, announce, die_with_parent, install_sigterm
 from memsvc.transport import bind
-from memsvc.wire.control import Fatal, PeerUp, Ready
+from memsvc.wire.control import Fatal, PeerDown, PeerList, PeerSilent, PeerUp, Ready, ToFront
 from memsvc.wire.links import LAUNCH_FRONT
 
 
@@ -57,11 +57,19 @@ def serve(role: str, run_dir: Path, context: zmq.Context, stop: StopFlag, behavi
             heart.beat()
         poller.poll(BEAT_S * 1000)
         while inbox is not None and (msg := inbox.recv()) is not None:
-            generation = f" {msg.generation}" if isinstance(msg, PeerUp) else ""
-            note(run_dir / "events", f"front {type(msg).__name__} {msg.role}{generation}")
+            for one in flat(msg):
+                generation = f" {one.generation}" if isinstance(one, PeerUp) else ""
+                note(run_dir / "events", f"front {type(one).__name__} {one.role}{generation}")
     heart.close()
     if inbox is not None:
         inbox.socket.close()
+
+
+def flat(msg: ToFront) -> list[PeerUp | PeerDown | PeerSilent]:
+    """A list of peers as a message each."""
+    if not isinstance(msg, PeerList):
+        return [msg]
+    return [*(PeerUp(role, msg.generations[role]) for role in msg.up), *map(PeerSilent, msg.silent)]
 
 
 def note(events: Path, line: str) -> None:

@@ -18,7 +18,7 @@ from memsvc.wire import links
 from memsvc.wire.admin import Check, CheckReport, Flush, GetStats, KindStats, Problem, Stats
 from memsvc.wire.base import Done, FinishReason, Msg, PageId, ReqId, pack_tokens
 from memsvc.wire.codec import encode
-from memsvc.wire.control import Alive, PeerDown, PeerSilent, PeerUp
+from memsvc.wire.control import Alive, PeerDown, PeerList, PeerSilent, PeerUp
 from memsvc.wire.text import AbortAll, Accepted, EngineStats, Failed, Submit, TextOut, Usage
 
 MsgT = TypeVar("MsgT", bound=Msg)
@@ -113,10 +113,10 @@ class FakeEngine:
         self.generations[role] += 1
         self._peers.send(encode(PeerUp(role, self.generations[role])))
 
-    def peers_again(self) -> None:
-        """The supervisor tells a new front what serves."""
-        for role, generation in self.generations.items():
-            self._peers.send(encode(PeerUp(role, generation)))
+    def peer_list(self) -> None:
+        """The supervisor tells a new front what there is: all that were started serve."""
+        generations = dict.fromkeys(NEEDS, 0) | self.generations
+        self._peers.send(encode(PeerList(generations, [role for role, num in generations.items() if num], [])))
 
     def peer_down(self, role: str) -> None:
         """The supervisor says that role is gone."""

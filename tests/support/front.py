@@ -142,6 +142,7 @@ def running_front(run_dir: Path, api_key: str = "", **overrides: Any) -> Iterato
     with FakeEngine(run_dir) as engine, ThreadPoolExecutor(16) as pool:
         process = start_process(config, api_key)
         try:
+            engine.peer_list()
             for role in NEEDS:
                 engine.peer_up(role)
             engine.expect(AbortAll)

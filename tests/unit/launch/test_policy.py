@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.policy import FRONT, MPS_RULES, Action, AllUp, DoWithout, GiveUp, Kill, Policy, Spawn, Stop, Tell
-from memsvc.wire.control import PeerDown, PeerSilent, PeerUp
+from memsvc.wire.control import PeerDown, PeerList, PeerSilent, PeerUp
 
 ALL = ("memsvc", "draft", "target", "tokenizer", "front")
 ENDED = "ended with status 1"
@@ -103,7 +103,8 @@ def test_a_new_front_is_told_everything_and_nobody_is_told_about_the_front():
     policy = all_up()
     actions = policy.on_end(FRONT, ENDED, 0.0)
     assert actions[0] == Spawn(FRONT, 2)
-    assert actions[1:] == [Tell(PeerUp(role, 1)) for role in ("memsvc", "draft", "tokenizer", "target")]
+    roles = ["memsvc", "draft", "tokenizer", "target"]
+    assert actions[1:] == [Tell(PeerList(generations=dict.fromkeys(roles, 1), up=roles, silent=[]))]
     assert policy.on_ready(FRONT) == [AllUp(is_first=False)]
 
 
@@ -219,10 +220,15 @@ def test_who_ended_while_another_was_silent_starts_when_that_one_is_heard_again(
 def test_a_new_front_is_told_who_is_silent():
     policy = all_up()
     policy.on_silent("draft")
-    assert policy.on_end(FRONT, ENDED, 0.0)[-1] == Tell(PeerSilent("draft"))
+    roles = ["memsvc", "draft", "tokenizer", "target"]
+    generations = dict.fromkeys(roles, 1)
+    assert policy.on_end(FRONT, ENDED, 0.0)[1:] == [Tell(PeerList(generations, up=roles, silent=["draft"]))]
     policy.on_end("draft", ENDED, 0.0)
+    generations["draft"] = 2
+    up = [role for role in roles if role != "draft"]
+    assert policy.on_end(FRONT, ENDED, 100.0)[1:] == [Tell(PeerList(generations, up=up, silent=[]))]
     policy.on_ready("draft")
-    assert Tell(PeerSilent("draft")) not in policy.on_end(FRONT, ENDED, 0.0)
+    assert policy.on_end(FRONT, ENDED, 200.0)[1:] == [Tell(PeerList(generations, up=roles, silent=[]))]
 
 
 def test_silence_of_a_process_that_is_ending_or_starting_means_nothing():
@@ -256,6 +262,10 @@ class World:
                 case Stop(role):
                     assert role in self.running
                     self.stopping.add(role)
+                case Tell(PeerList(generations, up, silent)):
+                    assert generations.keys() == set(ALL) - {FRONT}
+                    assert all(self.running[role] for role in up)
+                    self.told = dict.fromkeys(generations, False) | dict.fromkeys(set(up) - set(silent), True)
                 case Tell(PeerUp(role, _generation)):
                     assert self.running[role]
                     assert not self.told.get(role)

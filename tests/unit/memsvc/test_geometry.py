@@ -15,6 +15,7 @@ from memsvc.core.geometry import (
     fixed_frames,
     make_layout,
     plan_lines,
+    requests_that_fit,
     smallest_arena,
     solve,
 )
@@ -129,9 +130,22 @@ def test_plan_names_every_kind_and_how_many_requests_fit() -> None:
     usable = int(lines[0].split(" for pins, ")[1].split(" ")[0])
     fits = {int(part.split("k: ")[0]): int(part.split("k: ")[1]) for part in lines[-1].split("tokens: ")[1].split(", ")}
     for thousands, num in fits.items():
-        pages = [thousands * 64, thousands * 64, 48, 48]
+        # Of the 64 slots that each has beyond its tokens.
+        pages = [thousands * 64 + 4, thousands * 64 + 4, 48, 48]
         assert geometry.frames_for([num * each for each in pages]) <= usable
         assert geometry.frames_for([(num + 1) * each for each in pages]) > usable
+
+
+def test_slots_ahead_of_a_window_are_counted_too() -> None:
+    geometry = solve([TARGET, windowed(DRAFT, 8)])
+    layout = make_layout(make_config(400, [TARGET, windowed(DRAFT, 8)]), geometry)
+    target, draft = (kind.pages_per_frame for kind in layout.kinds)
+    page = layout.page_size
+    for slack in (0, 1, page, 5 * page):
+        pages = -(-(1024 + slack) // page), -(-(8 + slack) // page) + 1
+        usable = -(-3 * pages[0] // target) - (-3 * pages[1] // draft)
+        assert requests_that_fit(layout, 1024, usable, slack) == 3
+        assert requests_that_fit(layout, 1024, usable - 1, slack) == 2
 
 
 def test_a_window_lets_more_long_requests_fit() -> None:
