@@ -14,7 +14,6 @@ import zmq
 
 from draft_worker.borrowed import eos_token_ids
 from draft_worker.config import DRAFT_KV, DraftConfig, resolve_dtype
-from draft_worker.fingerprint import fingerprint
 from draft_worker.model import DraftModel
 from draft_worker.requests import Requests
 from draft_worker.shape import DraftShape
@@ -22,6 +21,7 @@ from draft_worker.weights import load_model
 from draft_worker.worker import DraftWorker, Memory
 from memsvc.client import MemoryClient
 from memsvc.device.arena_map import map_arena
+from memsvc.device.fingerprint import fingerprint
 from memsvc.device.kv_dtype import kv_torch_name
 from memsvc.device.kv_pool import KvPool, KvShape
 from memsvc.device.page_table import PageTables
@@ -104,8 +104,8 @@ class DraftProcess:
 
     def _register(self, shape: DraftShape) -> Registered:
         config = self._config
-        dtype = resolve_dtype(config.dtype, shape)
-        name = fingerprint(Path(config.draft_path), dtype, config.load_format, config.kv_cache_dtype)
+        arithmetic = (resolve_dtype(config.dtype, shape), config.kv_cache_dtype)
+        name = fingerprint(Path(config.draft_path), config.load_format, *arithmetic)
         return self._client.register(config.engine, "draft", [DRAFT_KV], name)
 
     def lines(self) -> list[str]:
@@ -115,8 +115,8 @@ class DraftProcess:
         return [
             f"draft={kind} layers={shape.num_layers} hidden={shape.hidden_size} drafts={self._num_drafts}"
             f" of {shape.block_size - 1} window={shape.window or 'none'} taps={list(shape.target_layer_ids)}",
-            f"dtype={self._model.dtype} kv={self._config.kv_cache_dtype} device={self._config.device} route={self._config.propose_route}"
-            f" threads={torch.get_num_threads()} load_s={self._load_s:.1f}",
+            f"dtype={self._model.dtype} kv={self._config.kv_cache_dtype} device={self._config.device}"
+            f" route={self._config.propose_route} threads={torch.get_num_threads()} load_s={self._load_s:.1f}",
         ]
 
     def num_device_bytes(self) -> int:

@@ -68,7 +68,7 @@ class LaunchConfig:
     checkpoint_interval: int = 0
     """Tokens between stored states of a long prompt, for models with recurrent layers. 0 = by their size."""
     dtype: str = "auto"
-    """Of weights and arithmetic; auto is the checkpoint's, or float32 for a bfloat16 one on a CPU that cannot multiply it."""
+    """Of weights and arithmetic; auto is the checkpoint's, or float32 for a bfloat16 one that the CPU cannot multiply."""
     kv_cache_dtype: str = AUTO
     """Of the target's keys and values in the pool, one of KV_CACHE_DTYPES."""
     draft_kv_cache_dtype: str = AUTO

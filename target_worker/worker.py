@@ -12,6 +12,7 @@ import zmq
 
 from memsvc.client import MemoryClient
 from memsvc.device.arena_map import map_arena
+from memsvc.device.fingerprint import fingerprint
 from memsvc.device.fp8 import Fp8Linear
 from memsvc.device.shared_weights import shared_weights
 from memsvc.process import StopFlag
@@ -20,7 +21,7 @@ from target_worker.assembly import HostEngine
 from target_worker.base import Base, Engine
 from target_worker.config import TargetConfig
 from target_worker.mem_link import DRAFT_KV
-from target_worker.model.config import TargetShape, fingerprint, kind_specs
+from target_worker.model.config import TargetShape, kind_specs
 from target_worker.model.decoder import Decoder
 from target_worker.model.weights import load_target
 
@@ -69,7 +70,8 @@ class Worker:
         if config.draft:
             # The draft co-writes pages of the same requests, so they are this registration's too.
             kinds.append(DRAFT_KV)
-        name = fingerprint(config.model_path, dtype, config.load_format, config.quantization, config.kv_cache_dtype)
+        arithmetic = (dtype, config.quantization, config.kv_cache_dtype)
+        name = fingerprint(Path(config.model_path), config.load_format, *arithmetic)
         return self._client.register(config.engine, "target", kinds, name)
 
     def _load(self, layout: Layout, arena: torch.Tensor, shape: TargetShape) -> Decoder:

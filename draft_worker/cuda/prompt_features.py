@@ -19,8 +19,7 @@ def write_prompt_features(
     rows = np.repeat(writes.rows, writes.lens)
     step = np.arange(writes.num_tokens) - np.repeat(np.cumsum(writes.lens) - writes.lens, writes.lens)
     positions = np.repeat(writes.starts, writes.lens) + step
-    size = tables.page_size
-    slots = tables.table.numpy()[rows, positions // size].astype(np.int64) * size + positions % size
+    slots = tables.host_slots_at(rows, positions)
     places = np.stack((np.repeat(writes.first, writes.lens) + step, positions, slots)).astype(np.int64)
     for start in range(0, writes.num_tokens, PIECE_ROWS):
         piece = np.ascontiguousarray(places[:, start : start + PIECE_ROWS])

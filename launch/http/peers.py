@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-_FRONT = "front"
+from launch.policy import FRONT
 
 
 class Peers:
@@ -11,11 +11,11 @@ class Peers:
     def __init__(self, needs: tuple[str, ...], front: int) -> None:
         """front: the generation of this process, which serves whenever anybody can ask."""
         self._needs = needs
-        self._up: set[str] = {_FRONT}
+        self._up: set[str] = {FRONT}
         self._silent: set[str] = set()
         self._served: dict[str, int] = {}
         """Generation that last served, by role."""
-        self.generations: dict[str, int] = {_FRONT: front}
+        self.generations: dict[str, int] = {FRONT: front}
         """Newest known generation by role, 0 if it was never started."""
 
     def know(self, generations: Mapping[str, int]) -> None:

@@ -90,6 +90,10 @@ class PageTables:
 
     def slots_at(self, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Slots of token positions[i] of row rows[i]: int64 [n] on device. The batched form of slots."""
+        return torch.from_numpy(self.host_slots_at(rows, positions)).to(self.device)
+
+    def host_slots_at(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """slots_at on the host, for who sends more than that to the device in one copy."""
         idxs = positions // self.page_size
         if len(idxs) and (idxs.min() < 0 or idxs.max() >= self.max_pages):
             raise ValueError(
@@ -97,7 +101,7 @@ class PageTables:
                 f"{self.max_pages} pages x {self.page_size} tokens"
             )
         pages = self._table[rows, idxs].astype(np.int64)
-        return torch.from_numpy(pages * self.page_size + positions % self.page_size).to(self.device)
+        return pages * self.page_size + positions % self.page_size
 
     def pages(self, rows: list[int], num_pages: int, first: int = 0) -> torch.Tensor:
         """Page ids [first, first + num_pages) of rows: int64 [len(rows), num_pages] on device, past the row's end 0."""

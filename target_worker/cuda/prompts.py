@@ -138,13 +138,8 @@ class PromptStep:
         ends = np.cumsum(lens).tolist()
         placed = list(zip(chunks, lens, ends, strict=True))
         return PromptRows(
-            columns=np.stack((token_ids, positions, self._slots(owners, positions))),
+            columns=np.stack((token_ids, positions, self._tables.host_slots_at(owners, positions))),
             spans=[Span(chunk.slot, chunk.start, num, end - num) for chunk, num, end in placed],
             wanted=[end - 1 for chunk, _, end in placed if chunk.is_last],
             ending=[chunk.slot for chunk in chunks if chunk.is_last],
         )
-
-    def _slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        page_size = self._tables.page_size
-        pages = self._tables.table.numpy()[rows, positions // page_size].astype(np.int64)
-        return pages * page_size + positions % page_size

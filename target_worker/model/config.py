@@ -1,6 +1,5 @@
 """What a target is, as its folder says it. No torch here: launch imports this file."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,6 @@ STATE = "state"
 RING = "ring"
 
 _HEAD_DIMS = {"Qwen3ForCausalLM": 128} | dict.fromkeys(HYBRIDS, 256)
-_SAMPLE_BYTES = 1 << 16
-_NUM_SAMPLES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,26 +188,6 @@ def kind_specs(
         KindSpec(name=STATE, page_bytes=state_bytes, tokens_per_page=0, pages_per_req=per_req, is_state=True),
         KindSpec(name=RING, page_bytes=ring_bytes, tokens_per_page=0, pages_per_req=per_req * RING_PAGES),
     ]
-
-
-def fingerprint(
-    path: str | Path, dtype: str, load_format: str = "auto", quantization: str = "", kv_cache_dtype: str = AUTO
-) -> str:
-    """Names model and arithmetic: cached KV of another fingerprint is of no use.
-
-    Covers config.json, and of each safetensors file its name, its size and sixteen samples of 64 KiB.
-    """
-    folder = Path(path)
-    digest = hashlib.sha256(f"{dtype} {load_format} {quantization} {kv_cache_dtype}\n".encode())
-    digest.update((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")) if load_format != "dummy" else []:
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as stream:
-            for i in range(_NUM_SAMPLES):
-                stream.seek(max(0, size - _SAMPLE_BYTES) * i // (_NUM_SAMPLES - 1))
-                digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:32]
 
 
 def _architecture(config: dict[str, Any]) -> str:
