@@ -147,7 +147,7 @@ def test_a_tiny_server_runs_as_many_as_planned_or_few_less(geometry: str, tmp_pa
     assert capacity.main([*argv, "--slots", "40", "--trials", "9", "--rungs", "3", "--json", str(file), *flags]) == 0
     found = json.loads(file.read_text())
     assert found["is_most"]
-    # Those that end first never had all the slots that the plan gives to each.
-    assert 0.9 * found["requests_4k_planned"] <= found["requests_4k"] <= 1.1 * found["requests_4k_planned"]
+    # The plan gives each its slots for steps in flight, two pages beside sixteen, and not all need them at one time.
+    assert 0.85 * found["requests_4k_planned"] <= found["requests_4k"] <= 1.2 * found["requests_4k_planned"]
     assert (found["c3"]["completed"], found["c3"]["failed"]) == (6, 0)
     assert found["peer_bytes"] is None
