@@ -35,7 +35,7 @@ _WIDE_COPIES = 4
 """Tensors as wide as the model that a layer holds at once: residual, normed, the layer's output, a copy."""
 _FLOAT32 = 4
 CHUNK_ROWS = 64
-"""Rows that a prompt's recurrence computes at once, by fla-core as by memsvc.device.gated_delta."""
+"""Rows that a prompt's recurrence computes at once, by fla-core's kernels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,14 +82,13 @@ class ForwardSizes:
 
 
 def _linear_row_bytes(spec: LinearSpec, item: int) -> int:
-    """A row of a prompt in a recurrent layer."""
+    """A row of a prompt in a recurrent layer: what is projected, and what the rule holds, by kernels or by torch."""
     projected = (spec.conv_dim + spec.value_size + 2 * spec.gate_width) * item
-    convolved = spec.conv_dim * _FLOAT32
-    heads = spec.num_v_heads
-    # What the rule holds: of each row in two systems of a chunk and in three tensors, and a state for each chunk.
-    chunks = 2 * heads * CHUNK_ROWS * _FLOAT32 + 3 * heads * max(spec.k_dim, spec.v_dim) * item
-    chunks += spec.value_size * spec.k_dim * item // CHUNK_ROWS
-    return projected + convolved + chunks + 3 * spec.value_size * _FLOAT32
+    heads = spec.num_v_heads * max(spec.k_dim, spec.v_dim)
+    # As convolved, q and k at unit length, what is solved of each row and two outputs, and a state for each chunk.
+    by_kernels = (2 * spec.conv_dim - spec.value_size + 4 * heads + spec.value_size * spec.k_dim // CHUNK_ROWS) * item
+    by_torch = (spec.conv_dim + 3 * spec.value_size) * _FLOAT32
+    return projected + max(by_kernels, by_torch)
 
 
 def device_parts(config: LaunchConfig, models: Models) -> list[DevicePart]:
@@ -153,15 +152,12 @@ def _graph_bytes(sizes: ForwardSizes, places: int, num_rows: int, item: int) -> 
 
 
 def _prompt_graph_bytes(config: LaunchConfig, sizes: ForwardSizes, item: int) -> int:
-    """Of few prompt rows. They share the pool of verify, which may leave it in pieces that are none of theirs.
-
-    They are captured on a stream of their own.
-    """
+    """Of few prompt rows. They share the pool of verify, which may leave it in pieces that are none of theirs."""
     if sizes.linear is not None or config.disable_cuda_graph:
         return 0
     rows = max(prompt_buckets(config.prefill_tokens, config.attention_backend), default=0)
     forward = sizes.layer_bytes(rows, item) + sizes.logits_bytes(min(rows, MOST_PROMPTS), item)
-    return WORKSPACE_BYTES + forward if rows else 0
+    return forward if rows else 0
 
 
 def _rounded(num_bytes: int) -> int:

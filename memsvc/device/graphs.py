@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +23,21 @@ Turn = Callable[[], Iterator[str]]
 OnSection = Callable[[str], None]
 Inputs = TypeVar("Inputs")
 """Static tensors that differ from step to step."""
-Pool: TypeAlias = Any
-"""Memory of graphs that run one after the other, from torch.cuda.graph_pool_handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPool:
+    """Memory of graphs that run one after the other."""
+
+    handle: Any
+    """From torch.cuda.graph_pool_handle."""
+    stream: torch.cuda.Stream
+    """All of them are captured on it: torch's allocator gives freed memory to the stream that had it, and no other."""
+
+    @classmethod
+    def make(cls, stream: torch.cuda.Stream) -> "GraphPool":
+        """An empty one."""
+        return cls(torch.cuda.graph_pool_handle(), stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +125,7 @@ class SizedGraphs(Generic[Inputs]):
         self._make_bucket = make_bucket
         self._device = torch.device(device)
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        """Buckets are made and captured on it. Nobody waits on it, so it can be waited for at any time."""
+        """Buckets are made on it. Nobody waits on it, so it can be waited for at any time."""
         self._buckets: dict[int, Bucket[Inputs]] = {}
         self.capture_s = 0.0
         self.num_bytes = 0
@@ -134,7 +147,7 @@ class SizedGraphs(Generic[Inputs]):
         return bucket
 
     @torch.inference_mode()
-    def capture(self, pool: Pool | None = None) -> None:
+    def capture(self, pool: GraphPool | None = None) -> None:
         """Capture every bucket, the largest first, in one pool of memory. Inputs must stand for nobody meanwhile.
 
         Runs each bucket as it is first. Does nothing if the plan says eager. pool: one that other graphs are in too,
@@ -146,16 +159,16 @@ class SizedGraphs(Generic[Inputs]):
         # A capture gives cached blocks back to the device, which would count as less than nothing.
         torch.cuda.empty_cache()
         started, free_before = time.perf_counter(), torch.cuda.mem_get_info(self._device)[0]
-        stream, pool = self._stream, pool or torch.cuda.graph_pool_handle()
-        assert stream is not None, f"graphs on {self._device}"
+        assert self._stream is not None, f"graphs on {self._device}"
+        pool = pool or GraphPool.make(self._stream)
         torch.cuda.synchronize(self._device)
         for size in reversed(self._plan.sizes):
             bucket = self._eager(size)
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(pool.stream):
                 for _ in range(_WARM_UPS):
                     bucket.run()
-            stream.synchronize()
-            self._buckets[size] = Bucket(bucket.places, bucket.turn, self._graphs_of(bucket.turn, stream, pool))
+            pool.stream.synchronize()
+            self._buckets[size] = Bucket(bucket.places, bucket.turn, self._graphs_of(bucket.turn, pool))
         torch.cuda.synchronize(self._device)
         self.capture_s = time.perf_counter() - started
         self.num_bytes = free_before - torch.cuda.mem_get_info(self._device)[0]
@@ -164,14 +177,14 @@ class SizedGraphs(Generic[Inputs]):
             self._plan.of, list(self._plan.sizes), self._plan.is_split, self.capture_s, self.num_bytes,
         )  # fmt: skip
 
-    def _graphs_of(self, turn: Turn, stream: torch.cuda.Stream, pool: Pool) -> dict[str, torch.cuda.CUDAGraph]:
+    def _graphs_of(self, turn: Turn, pool: GraphPool) -> dict[str, torch.cuda.CUDAGraph]:
         """Memory between sections stays taken until the last one is captured, and then goes to the next bucket."""
         names = self._plan.sections if self._plan.is_split else (ALL,)
         graphs = {name: torch.cuda.CUDAGraph() for name in names}
         steps = turn()
         for graph in graphs.values():
             # thread_local: what other threads do with the device meanwhile is no part of it and no error.
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"):
                 made = [next(steps)] if self._plan.is_split else list(steps)
             assert self._plan.is_split or tuple(made) == self._plan.sections, f"sections are {made}"
         assert next(steps, None) is None, "a section is not captured"

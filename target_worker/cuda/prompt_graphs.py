@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from memsvc.device.graphs import Bucket, GraphPlan, Pool, SizedGraphs
+from memsvc.device.graphs import Bucket, GraphPlan, GraphPool, SizedGraphs
 from memsvc.device.kernels.accept import RESULT_EXTRA
 from memsvc.device.kernels.attention_tiles import MAX_ROWS
 from memsvc.device.kernels.places import TokenRows
@@ -129,7 +129,7 @@ class PromptGraphs:
         plan = GraphPlan(sizes=limits.sizes, sections=(PROMPTS,), is_captured=limits.is_captured, of="prompts")
         self._graphs = SizedGraphs(plan, self._make_bucket, attention.page_table.device)
 
-    def capture(self, pool: Pool | None) -> tuple[float, int]:
+    def capture(self, pool: GraphPool | None) -> tuple[float, int]:
         """Capture all buckets: seconds it took, and bytes of device memory. pool: see SizedGraphs."""
         self._graphs.capture(pool)
         self._sizes = self._limits.sizes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from memsvc.device.graphs import Bucket, BucketGraphs, GraphPlan, Places
+from memsvc.device.graphs import Bucket, BucketGraphs, GraphPlan, GraphPool, Places
 from memsvc.device.kernels.accept import RESULT_EXTRA
 from memsvc.device.lane import Lane
 from memsvc.device.page_table import PageTables
@@ -72,7 +72,7 @@ class StepWork:
     def capture(self) -> tuple[float, int]:
         """Capture all buckets: seconds it took, and bytes of device memory."""
         # Blocks and prompts of a step run one after the other, so they share the memory of their graphs.
-        pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        pool = GraphPool.make(torch.cuda.Stream(self._device)) if self._device.type == "cuda" else None
         self._graphs.capture(pool)
         prompts = self._parts.prompt_graphs
         seconds, num_bytes = prompts.capture(pool) if prompts is not None else (0.0, 0)

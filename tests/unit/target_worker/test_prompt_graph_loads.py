@@ -132,7 +132,7 @@ def test_random_loads_give_the_same_texts(
 
 @pytest.mark.parametrize(
     ("backend", "graphs", "warm_ups"),
-    [("triton", "12", [(11, 1), (12, 2)]), ("torch", "none", [(1, 1), (11, 2), (12, 2)])],
+    [("triton", "12", [(11, 1), (12, 2)]), ("torch", "none", [(1, 1), (11, 2), (12, 2), (12, 1)])],
 )
 def test_a_backend_that_is_asked_for_computes_all_prompts_and_compiles_what_it_needs(
     folders: tuple[Path, Path],
