@@ -181,7 +181,13 @@ def test_other_ways_to_run_give_the_same_texts(folders: tuple[Path, Path], wante
         server.check_idle()
     traced = [line for line in server.lines if "target INFO [spec-phase-dev]" in line]
     assert bool(traced) == ("--spec-trace" in flags)
-    assert all(float(line.split("verify=")[1].split()[0]) > 0 for line in traced)
+    # A step of prompts alone has no blocks, n=0, and verifies nothing.
+    steps = [
+        tuple(int(line.split(f" {name}=")[1].split()[0]) for name in ("n", "verify", "prompts")) for line in traced
+    ]
+    assert any(num_blocks for num_blocks, _, _ in steps) == bool(traced)
+    for num_blocks, verify_us, prompts_us in steps:
+        assert verify_us > 0 if num_blocks else prompts_us > verify_us == 0, (num_blocks, verify_us, prompts_us)
 
 
 def test_under_mps_texts_are_the_same_and_a_killed_worker_restarts_all(

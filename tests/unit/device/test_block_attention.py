@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.never_waits import never_waits
 from tests.support.paged_context import Heads, dense_block_attention, paged_context
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -203,13 +204,9 @@ def test_a_captured_graph_follows_the_lengths_and_never_waits_for_the_host():
 
     attend()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = attend()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), never_waits():
+        out = attend()
     members = paged.context.members.long()
     for lengths in ([9000, 40, 1300], [0, 0, 0], [17, 33, 1299], [8999, 0, 64]):
         paged.context.lengths[members] = torch.tensor(lengths, dtype=torch.int32, device="cuda")

@@ -18,6 +18,7 @@ from draft_worker.train.target import FrozenTarget
 from draft_worker.train.trainer import LOG_FILE
 from draft_worker.weights import load_model
 from target_worker.model.weights import load_target
+from tests.support.never_waits import never_waits
 from tests.support.tiny_hybrid import HybridRig, make_hybrid
 from tests.support.tiny_target import oracle_logits, tokens_of
 from tests.support.train_rig import NO_FILTER, VOCAB, make_hybrid_run, make_trainer
@@ -215,11 +216,8 @@ def test_reading_never_waits_for_the_gpu_and_is_as_exact_there(hybrid):
     sequences = [tokens_of(seed, num) for seed, num in enumerate([90, 20, 200])]
     target, tokens = FrozenTarget(model, (0, 2)), padded(sequences).cuda()
     target.read(tokens)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waits():
         target.read(tokens)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     on_cpu = read_logits(load_target(folder, "bfloat16")[0], sequences)
     _, hidden = target.read(tokens)
     logits = model.logits(hidden).float().cpu().view(*tokens.shape, -1)
