@@ -59,6 +59,10 @@ class RingPool:
 
     def write(self, pages: torch.Tensor, positions: torch.Tensor, raw: torch.Tensor, gates: torch.Tensor) -> None:
         """Store rows, in the form read gives them. No two of them may have the same page and place."""
-        place = pages, positions % self.shape.page_rows
+        self.write_at(pages, positions % self.shape.page_rows, raw, gates)
+
+    def write_at(self, pages: torch.Tensor, rows: torch.Tensor, raw: torch.Tensor, gates: torch.Tensor) -> None:
+        """write, by page and row of the page int64 [n]."""
+        place = pages, rows
         self._raw.index_put_(place, raw)
         self._gates.index_put_(place, gates)

@@ -71,6 +71,7 @@ class StatePool:
 
 
 def _copies(rows: torch.Tensor, pages: torch.Tensor, empty: torch.Tensor | None = None) -> torch.Tensor:
-    # A fill, since what lies in the dummy page may be NaN, which no product clears.
     zeros = (pages == 0).nonzero()[:, 0] if empty is None else empty
-    return rows.index_select(0, pages).index_fill_(0, zeros, 0)
+    found = rows.index_select(0, pages)
+    # A fill, since what lies in the dummy page may be NaN, which no product clears.
+    return found.index_fill_(0, zeros, 0) if len(zeros) else found

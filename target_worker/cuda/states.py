@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from memsvc.device.kernels.delta_memory import DeltaMemory, move_states
-from memsvc.device.kernels.delta_verify import DeltaSite, delta_verify
+from memsvc.device.kernels.delta_site import DeltaSite
+from memsvc.device.kernels.delta_verify import delta_verify
 from memsvc.device.kernels.places import BlockRows
 from memsvc.device.slots import Stage
 from memsvc.device.state_mirror import StateMirror

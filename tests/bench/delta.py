@@ -13,7 +13,8 @@ import sys
 import torch
 
 from memsvc.device.kernels.delta_memory import move_states
-from memsvc.device.kernels.delta_verify import DeltaSite, DeltaTile, delta_verify
+from memsvc.device.kernels.delta_site import DeltaSite, DeltaTile
+from memsvc.device.kernels.delta_verify import delta_verify
 from tests.bench.delta_compile import compile_all
 from tests.bench.rows import LAUNCHES, copy_bytes_per_us, graph_us
 from tests.support import delta_models

@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from memsvc.device.kernels.attention_tiles import AttentionScratch, Tile, padded_rows
-from memsvc.device.kernels.delta_verify import LEAST, DeltaTile
+from memsvc.device.kernels.delta_site import DeltaTile
+from memsvc.device.kernels.delta_verify import LEAST
 from target_worker.cuda.verify_step import VerifyStep
 
 BASE = "base"

@@ -13,20 +13,18 @@ os.environ["TRITON_INTERPRET"] = "0"
 import torch
 
 from memsvc.device.kernels.delta_memory import move_states
-from memsvc.device.kernels.delta_verify import FEW, MANY, DeltaSite, DeltaTile, delta_verify
+from memsvc.device.kernels.delta_site import DeltaSite, DeltaTile
+from memsvc.device.kernels.delta_verify import FEW, MANY, delta_verify
 from target_worker.model.linear_spec import LinearSpec
 from tests.support import delta_models
 from tests.support.compiled_kernel import registers_and_stack
 from tests.support.kernel_compiler import Compiled, compile_only
 
-SHORT_BLOCK = 6
-"""With it a chunk holds all rows there can be: they are run once, without a loop."""
 
-
-def compile_tile(spec: LinearSpec, block_size: int, tile: DeltaTile) -> list[Compiled]:
+def compile_tile(spec: LinearSpec, tile: DeltaTile) -> list[Compiled]:
     """The kernels of a step."""
-    memory = delta_models.memory_of(spec, 2, 2, "cpu", block_size)
-    rows = delta_models.steady_rows(2, "cpu", block_size)
+    memory = delta_models.memory_of(spec, 2, 2, "cpu")
+    rows = delta_models.steady_rows(2, "cpu")
     raw, gates = delta_models.inputs_of(spec, rows.num_rows, "cpu")
     conv = torch.empty(spec.conv_kernel, spec.conv_dim)
     with compile_only() as kernels:
@@ -40,11 +38,11 @@ def main() -> None:
     numbers = [int(word) for word in sys.argv[1:]]
     tiles = [DeltaTile(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)] or [FEW, MANY]
     for name, spec in delta_models.MODELS.items():
-        for block_size, tile in [(size, tile) for size in (delta_models.BLOCK, SHORT_BLOCK) for tile in tiles]:
-            for kernel in compile_tile(spec, block_size, tile):
+        for tile in tiles:
+            for kernel in compile_tile(spec, tile):
                 registers, spilled = registers_and_stack(kernel.cubin)
                 found = {
-                    "model": name, "kernel": kernel.name, "block": block_size, "tile": tile, "registers": registers,
+                    "model": name, "kernel": kernel.name, "tile": tile, "registers": registers,
                     "spilled": spilled, "shared": kernel.shared_bytes, "read_bytes": kernel.widest("ld"),
                     "write_bytes": kernel.widest("st"),
                 }  # fmt: skip

@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "0"
 import torch
 
 from memsvc.device.kernels.delta_gates import delta_gates, gated_norm
-from memsvc.device.kernels.delta_inputs import SequenceInputs, Sequences
+from memsvc.device.kernels.delta_inputs import TILED_ROWS, SequenceInputs, Sequences
 from memsvc.device.layers import GatedRMSNorm
 from target_worker.model.linear_spec import LinearSpec
 from tests.support import delta_models
@@ -32,8 +32,9 @@ def main() -> None:
             print(json.dumps(found), flush=True)
 
 
-def compiled(spec: LinearSpec, num_rows: int = 32) -> list[Compiled]:
-    """Rows of a prompt, as PromptStep has them."""
+def compiled(spec: LinearSpec) -> list[Compiled]:
+    """Rows of two prompts, as PromptStep has them: short ones are convolved row by row, longer ones in tiles."""
+    num_rows = 2 * TILED_ROWS
     memory = delta_models.memory_of(spec, 2, 2, "cpu")
     width = spec.conv_dim + spec.value_size + 2 * spec.gate_width
     proj = torch.zeros(num_rows, width, dtype=torch.bfloat16)
@@ -48,7 +49,8 @@ def compiled(spec: LinearSpec, num_rows: int = 32) -> list[Compiled]:
             memory=memory, layer=1, conv=torch.ones(spec.conv_kernel, spec.conv_dim), raw=raw, gates=gates
         )
         for dtype in (torch.bfloat16, torch.float32):
-            inputs.convolved(sequences, slice(0, num_rows), dtype)
+            for num in (num_rows // 2, num_rows):
+                inputs.convolved(sequences, slice(0, num), dtype)
         inputs.gathered(sequences)
         for dtype in (torch.bfloat16, torch.float32):
             out = torch.zeros(num_rows, heads, spec.v_dim, dtype=dtype)

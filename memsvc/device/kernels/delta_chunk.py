@@ -16,16 +16,12 @@ EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
-def at_unit_length(tiles):
-    """Rows that are cut into tiles."""
-    squares = tl.sum(tiles[0] * tiles[0], 1)
+def lengths_of(tiles):
+    """One over the length of rows that are cut into tiles."""
+    squares = tl.sum(tiles[0].to(tl.float32) * tiles[0].to(tl.float32), 1)
     for i in tl.static_range(1, len(tiles)):
-        squares += tl.sum(tiles[i] * tiles[i], 1)
-    length = tl.rsqrt(squares + EPS)[:, None]
-    found = ()
-    for i in tl.static_range(len(tiles)):
-        found += (tiles[i] * length,)
-    return found
+        squares += tl.sum(tiles[i].to(tl.float32) * tiles[i].to(tl.float32), 1)
+    return tl.rsqrt(squares + EPS)
 
 
 @triton.jit
@@ -35,6 +31,20 @@ def products(a, b, PRECISION: tl.constexpr):
     for i in tl.static_range(len(a)):
         total = tl.dot(a[i], tl.trans(b[i]), total, input_precision=PRECISION)
     return total
+
+
+@triton.jit
+def weighted(weights, rows, total, PRECISION: tl.constexpr):
+    """total and, for each row of weights, the sum of rows weighted so.
+
+    For rows of 16 bits a weight is the sum of two such numbers: 16 bits of it, where tf32 has 11.
+    """
+    if rows.dtype.primitive_bitwidth == 32:
+        return tl.dot(weights, rows, total, input_precision=PRECISION)
+    else:
+        most = weights.to(rows.dtype)
+        total = tl.dot(most, rows, total)
+        return tl.dot((weights - most.to(tl.float32)).to(rows.dtype), rows, total)
 
 
 @triton.jit

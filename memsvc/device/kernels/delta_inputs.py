@@ -20,6 +20,11 @@ from memsvc.device.kernels.launch import cut, launch, padded
 
 BLOCK, WARPS = 1024, 4
 """Channels of a program at most, and its warps."""
+TILE_ROWS, TILE_BLOCK = 8, 256
+"""Of a program that convolves several rows of a sequence: each weight is read once for all of them, and each row too."""
+TILED_ROWS = 64
+"""Of a sequence, on average, from which on most tiles are of rows that lie together in the batch. Others are done row
+by row, which takes as long as so many programs one after another."""
 
 
 class _Sources(NamedTuple):
@@ -90,37 +95,97 @@ def _store_gates(gates, ring_gates, g, beta, row, position, rows, gates_stride, 
     tl.store(beta + row * HEADS + heads, takes, mask=seen)
 
 
-@triton.jit(
-    do_not_specialize=["layer", "first_row", "num_sequences"],
-    do_not_specialize_on_alignment=["owners", "positions", "sequences"],
-)
-def _convolve(raw, gates, conv, ring_raw, ring_gates, conv_rows, owners, positions, sequences, state_in, ring, q, k, v,
-              g, beta, layer, first_row, raw_stride, gates_stride, beta_stride, ring_stride, ring_gates_stride,
-              conv_stride, num_sequences, LAYERS: tl.constexpr, CONV: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
-              PAD: tl.constexpr, KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr, RING_PAGES: tl.constexpr,
-              BLOCK: tl.constexpr):  # fmt: skip
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    position = tl.load(positions + first_row + row)
-    rows = _sources(raw, ring_raw, conv_rows, sequences, state_in, ring, tl.load(owners + first_row + row), layer,
-                    raw_stride, ring_stride, conv_stride, num_sequences, LAYERS, RING_PAGES)  # fmt: skip
+@triton.jit
+def _part_of(block, CONV: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr):
+    """(0, 1 or 2: of q, k or v; columns there; channels; which of them there are) of a block of channels."""
     KEY_BLOCKS: tl.constexpr = (KEYS + BLOCK - 1) // BLOCK
     part = tl.minimum(block // KEY_BLOCKS, 2)
     cols = (block - part * KEY_BLOCKS) * BLOCK + tl.arange(0, BLOCK)
-    channels, seen = part * KEYS + cols, cols < tl.where(part < 2, KEYS, CONV - 2 * KEYS)
+    return part, cols, part * KEYS + cols, cols < tl.where(part < 2, KEYS, CONV - 2 * KEYS)
+
+
+@triton.jit
+def _store_part(q, k, v, total, part, places, cols, seen, CONV: tl.constexpr, KEYS: tl.constexpr):
+    """total through silu. places: rows, in total's form."""
+    total = (total / (1.0 + tl.exp(-total))).to(q.dtype.element_ty)
+    if part == 0:
+        tl.store(q + places * KEYS + cols, total, mask=seen)
+    elif part == 1:
+        tl.store(k + places * KEYS + cols, total, mask=seen)
+    else:
+        tl.store(v + places * (CONV - 2 * KEYS) + cols, total, mask=seen)
+
+
+@triton.jit
+def _convolve_row(row, position, rows, block, conv, gates, ring_gates, q, k, v, g, beta, gates_stride, beta_stride,
+                  ring_gates_stride, CONV: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, PAD: tl.constexpr,
+                  KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr, RING_PAGES: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
+    part, cols, channels, seen = _part_of(block, CONV, KEYS, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for tap in tl.static_range(KERNEL):
         x = _load_raw(position - (KERNEL - 1 - tap), channels, seen, rows, CONV, KERNEL, PAGE_ROWS, RING_PAGES)
         total += x * tl.load(conv + tap * CONV + channels, mask=seen, other=0.0)
-    total = (total / (1.0 + tl.exp(-total))).to(q.dtype.element_ty)
-    if part == 0:
-        tl.store(q + row * KEYS + cols, total, mask=seen)
-    elif part == 1:
-        tl.store(k + row * KEYS + cols, total, mask=seen)
-    else:
-        tl.store(v + row * (CONV - 2 * KEYS) + cols, total, mask=seen)
+    _store_part(q, k, v, total, part, row, cols, seen, CONV, KEYS)
     if block == 0:
         _store_gates(gates, ring_gates, g, beta, row, position, rows, gates_stride, beta_stride, ring_gates_stride,
                      HEADS, PAD, PAGE_ROWS, RING_PAGES)  # fmt: skip
+
+
+@triton.jit
+def _convolve_tile(row, position, rows, block, conv, gates, q, k, v, g, beta, gates_stride, beta_stride,
+                   ROWS: tl.constexpr, CONV: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, PAD: tl.constexpr,
+                   KERNEL: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """ROWS rows from `row` at `position` on, which lie in the batch as all do that they reach."""
+    part, cols, channels, seen = _part_of(block, CONV, KEYS, BLOCK)
+    steps, first = tl.arange(0, ROWS)[:, None], rows.first + position - rows.start
+    cols, channels, seen = cols[None, :], channels[None, :], seen[None, :]
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tap in tl.static_range(KERNEL):
+        at = rows.raw + (first + steps - (KERNEL - 1 - tap)) * rows.raw_stride + channels
+        x = tl.load(at, mask=seen, other=0.0).to(tl.float32)
+        total += x * tl.load(conv + tap * CONV + channels, mask=seen, other=0.0)
+    _store_part(q, k, v, total, part, row + steps, cols, seen, CONV, KEYS)
+    if block == 0:
+        heads = tl.arange(0, PAD)[None, :]
+        there = heads < HEADS
+        source, to = gates + (first + steps) * gates_stride + heads, (row + steps) * HEADS + heads
+        tl.store(g + to, tl.load(source, mask=there), mask=there)
+        tl.store(beta + to, tl.load(source + beta_stride, mask=there), mask=there)
+
+
+@triton.jit(
+    do_not_specialize=["layer", "first_row", "num_rows", "num_sequences"],
+    do_not_specialize_on_alignment=["owners", "positions", "sequences"],
+)
+def _convolve(raw, gates, conv, ring_raw, ring_gates, conv_rows, owners, positions, sequences, state_in, ring, q, k, v,
+              g, beta, layer, first_row, num_rows, raw_stride, gates_stride, beta_stride, ring_stride, ring_gates_stride,
+              conv_stride, num_sequences, LAYERS: tl.constexpr, CONV: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
+              PAD: tl.constexpr, KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr, RING_PAGES: tl.constexpr,
+              ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row, block = tl.program_id(0).to(tl.int64) * ROWS, tl.program_id(1)
+    owners, positions = owners + first_row + row, positions + first_row + row
+    owner, position = tl.load(owners), tl.load(positions)
+    rows = _sources(raw, ring_raw, conv_rows, sequences, state_in, ring, owner, layer, raw_stride, ring_stride,
+                    conv_stride, num_sequences, LAYERS, RING_PAGES)  # fmt: skip
+    if ROWS == 1:
+        _convolve_row(row, position, rows, block, conv, gates, ring_gates, q, k, v, g, beta, gates_stride, beta_stride,
+                      ring_gates_stride, CONV, KEYS, HEADS, PAD, KERNEL, PAGE_ROWS, RING_PAGES, BLOCK)  # fmt: skip
+    else:
+        steps = tl.arange(0, ROWS)
+        there = row + steps < num_rows
+        ours = tl.load(owners + steps, mask=there, other=-1) == owner
+        ours &= tl.load(positions + steps, mask=there, other=-1) == position + steps
+        if (tl.sum(ours.to(tl.int32), 0) == ROWS) & (position - (KERNEL - 1) >= rows.start):
+            _convolve_tile(row, position, rows, block, conv, gates, q, k, v, g, beta, gates_stride, beta_stride, ROWS,
+                           CONV, KEYS, HEADS, PAD, KERNEL, BLOCK)  # fmt: skip
+        else:
+            for step in range(tl.minimum(num_rows - row, ROWS).to(tl.int32)):
+                its = _sources(raw, ring_raw, conv_rows, sequences, state_in, ring, tl.load(owners + step), layer,
+                               raw_stride, ring_stride, conv_stride, num_sequences, LAYERS, RING_PAGES)  # fmt: skip
+                _convolve_row(row + step, tl.load(positions + step), its, block, conv, gates, ring_gates, q, k, v, g,
+                              beta, gates_stride, beta_stride, ring_gates_stride, CONV, KEYS, HEADS, PAD, KERNEL,
+                              PAGE_ROWS, RING_PAGES, BLOCK)  # fmt: skip
 
 
 @triton.jit(
@@ -172,13 +237,15 @@ class SequenceInputs:
         q, k = (torch.empty((1, num, memory.num_k_heads, form.k_dim), dtype=dtype, device=device) for _ in range(2))
         v = torch.empty((1, num, form.num_heads, form.v_dim), dtype=dtype, device=device)
         g, beta = (torch.empty((1, num, form.num_heads), dtype=torch.float32, device=device) for _ in range(2))
-        block = min(BLOCK, padded(max(keys, values)))
+        is_tiled = num >= TILED_ROWS * sequences.facts.shape[1]
+        tile, most = (TILE_ROWS, TILE_BLOCK) if is_tiled else (1, BLOCK)
+        block = min(most, padded(max(keys, values)))
         launch(
-            _convolve, (num, 2 * cut(keys, block) + cut(values, block)), WARPS, self.raw, self.gates, self.conv,
-            ring_gates=memory.ring_gates, q=q, k=k, v=v, g=g, beta=beta, first_row=first,
+            _convolve, (cut(num, tile), 2 * cut(keys, block) + cut(values, block)), WARPS, self.raw, self.gates,
+            self.conv, ring_gates=memory.ring_gates, q=q, k=k, v=v, g=g, beta=beta, first_row=first, num_rows=num,
             gates_stride=self.gates.stride(0), beta_stride=self.gates.stride(1),
             ring_gates_stride=memory.ring_gates.stride(0), KEYS=keys, HEADS=form.num_heads,
-            PAD=padded(form.num_heads), BLOCK=block, **self._places(sequences),
+            PAD=padded(form.num_heads), ROWS=tile, BLOCK=block, **self._places(sequences),
         )  # fmt: skip
         return DeltaRows(q, k, v, g, beta)
 

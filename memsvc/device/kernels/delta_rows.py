@@ -1,19 +1,34 @@
-"""Rows of a slot as kernels of the gated delta net read them: from a state's page, from the ring, from the block.
+"""Rows of verify blocks as the gated delta net takes them: all that are replayed and the block's, convolved, at hand.
 
-Rows [s, L) lie in the ring, [L, L + B) in the block; the convolution reaches a few rows further back, which lie with
-the state that stands at s.
+Rows [s, L) of a slot lie in the ring, [L, L + B) in the block; the convolution reaches a few rows further back, which
+lie with the state that stands at s. A layer's first launch brings them together, rounded to the model's dtype as those
+of prompts are, and puts the block's into the ring: of what heads share nothing is then done by each of them.
 """
 
 # pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # pyright: reportCallIssue=false
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
+from memsvc.device.kernels.delta_memory import find_states, load_ring
+from memsvc.device.kernels.delta_site import DeltaSite
+from memsvc.device.kernels.launch import cut, padded
+from memsvc.device.kernels.places import BlockRows
+
+CHANNELS, WARPS = 1024, 4
+"""Of a program, and its warps."""
+GATE_HEADS = 16
+"""Of a program that sums up gates."""
+
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
+_AT_A_TIME = tl.constexpr(8)
+"""Rows whose values are on their way at the same time."""
 _SILU = tl.constexpr("""{
     .reg .f32 y;
     mul.ftz.f32 y, $1, 0fBFB8AA3B;
@@ -25,7 +40,7 @@ _SILU = tl.constexpr("""{
 """x / (1 + e^-x); the first number is -log2(e)."""
 
 
-class SlotRows(NamedTuple):
+class _Slot(NamedTuple):
     """Where the rows of a slot are: addresses, and strides between rows."""
 
     ring_raw: tuple
@@ -47,11 +62,13 @@ class SlotRows(NamedTuple):
     """s"""
     length: tl.tensor
     """L"""
+    end: tl.tensor
+    """L + B"""
 
 
 @triton.jit
-def ring_pages(ring, ids, stride, WIDTH: tl.constexpr, PAGE_ROWS: tl.constexpr):
-    """Addresses of a ring's pages, as SlotRows has them; ids as load_ring has them, rows of WIDTH numbers."""
+def _ring_pages(ring, ids, stride, WIDTH: tl.constexpr, PAGE_ROWS: tl.constexpr):
+    """Addresses of a ring's pages, as _Slot has them; ids as load_ring has them, rows of WIDTH numbers."""
     pages = ()
     for i in tl.static_range(len(ids)):
         pages += (ring + (ids[i] * stride - i * PAGE_ROWS * WIDTH),)
@@ -70,51 +87,13 @@ def _in_ring(position, pages, turn, WIDTH: tl.constexpr, PAGE_ROWS: tl.constexpr
 
 
 @triton.jit
-def _find_raw(position, rows, CONV: tl.constexpr, KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr):
-    """(addresses of the raw inputs of rows, whether they are more than zeros)."""
-    at = _in_ring(position, rows.ring_raw, rows.turn, CONV, PAGE_ROWS)
-    at = tl.where(position < rows.length, at, rows.raw + (position - rows.length) * rows.raw_stride)
-    before = position - rows.first
-    at = tl.where(before < 0, rows.conv_rows + (before + KERNEL - 1) * CONV, at)
-    return at, rows.has_state | (before >= 0)
-
-
-@triton.jit
-def load_gates(position, rows, head, seen, HEADS: tl.constexpr, PAGE_ROWS: tl.constexpr):
-    """(g, beta) of rows for a head, zeros where they are not seen."""
-    replayed = position < rows.length
-    ring = _in_ring(position, rows.ring_gates, rows.turn, 2 * HEADS, PAGE_ROWS)
-    block = rows.gates + (position - rows.length) * rows.gates_stride
-    g, beta = tl.where(replayed, ring, block), tl.where(replayed, ring + HEADS, block + rows.beta_stride)
-    return tl.load(g + head, mask=seen, other=0.0), tl.load(beta + head, mask=seen, other=0.0)
-
-
-@triton.jit
-def keep_gates(position, rows, head, g, beta, seen, HEADS: tl.constexpr, PAGE_ROWS: tl.constexpr):
-    """Store them in the ring."""
-    to = _in_ring(position, rows.ring_gates, rows.turn, 2 * HEADS, PAGE_ROWS) + head
-    tl.store(to, g, mask=seen)
-    tl.store(to + HEADS, beta, mask=seen)
-
-
-@triton.jit
-def load_raw(position, seen_rows, rows, channels, seen, CONV: tl.constexpr, KERNEL: tl.constexpr,
-             PAGE_ROWS: tl.constexpr):  # fmt: skip
-    """Some channels of rows, a tile for each tuple of channels; zeros where rows or channels are not seen."""
-    at, there = _find_raw(position, rows, CONV, KERNEL, PAGE_ROWS)
-    tiles = ()
-    for i in tl.static_range(len(channels)):
-        mask = (seen_rows & there)[:, None] & seen[i][None, :]
-        tiles += (tl.load(at[:, None] + channels[i][None, :], mask=mask, other=0.0),)
-    return tiles
-
-
-@triton.jit
-def keep_raw(position, seen_rows, rows, channels, seen, tiles, CONV: tl.constexpr, PAGE_ROWS: tl.constexpr):
-    """Store them in the ring."""
-    to = _in_ring(position, rows.ring_raw, rows.turn, CONV, PAGE_ROWS)
-    for i in tl.static_range(len(channels)):
-        tl.store(to[:, None] + channels[i][None, :], tiles[i], mask=seen_rows[:, None] & seen[i][None, :])
+def _find_raw(position, slot, CONV: tl.constexpr, KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr):
+    """(address of the raw inputs of a row, whether they are more than zeros)."""
+    at = _in_ring(position, slot.ring_raw, slot.turn, CONV, PAGE_ROWS)
+    at = tl.where(position < slot.length, at, slot.raw + (position - slot.length) * slot.raw_stride)
+    before = position - slot.first
+    at = tl.where(before < 0, slot.conv_rows + (before + KERNEL - 1) * CONV, at)
+    return at, (slot.has_state | (before >= 0)) & (position < slot.end)
 
 
 @triton.jit
@@ -127,26 +106,122 @@ def _silu(x):
 
 
 @triton.jit
-def convolve(tiles, at, channels, seen, conv, CONV: tl.constexpr, KERNEL: tl.constexpr, PRECISION: tl.constexpr):
-    """silu of the convolution of tiles of rows `at`, float32; they are consecutive. Of the first KERNEL - 1 it is none.
-
-    Rows are moved by products with ones and zeros, which are exact for 16-bit numbers.
-    """
+def _convolve(begin, out, out_stride, channels, seen, slot, conv, CONV: tl.constexpr, KERNEL: tl.constexpr,
+              PAGE_ROWS: tl.constexpr):  # fmt: skip
+    """Some channels of rows [begin, L + B), the first to out; what is raw of the block goes into the ring."""
     weights = ()
-    for age in tl.static_range(KERNEL):
-        for i in tl.static_range(len(tiles)):
-            weight = tl.load(conv + (KERNEL - 1 - age) * CONV + channels[i], mask=seen[i], other=0.0)
-            weights += (weight,)
-    totals = ()
-    for age in tl.static_range(KERNEL):
-        # One after the other: there is no room for all of them.
-        move = (at[:, None] - at[None, :] == age).to(tl.float32).to(tiles[0].dtype)
-        sums = ()
-        for i in tl.static_range(len(tiles)):
-            moved = tl.dot(move, tiles[i], input_precision=PRECISION) * weights[age * len(tiles) + i][None, :]
-            sums += (moved if age == 0 else totals[i] + moved,)
-        totals = sums
-    found = ()
-    for i in tl.static_range(len(tiles)):
-        found += (_silu(totals[i]),)
-    return found
+    for i in tl.static_range(KERNEL):
+        weights += (tl.load(conv + i * CONV + channels, mask=seen, other=0.0),)
+    for start in range(begin, slot.end, _AT_A_TIME):
+        rows = ()
+        for i in tl.static_range(_AT_A_TIME + KERNEL - 1):
+            position = start + i - (KERNEL - 1)
+            source, there = _find_raw(position, slot, CONV, KERNEL, PAGE_ROWS)
+            rows += (tl.load(source + channels, mask=seen & there, other=0.0),)
+        for i in tl.static_range(_AT_A_TIME):
+            position = start + i
+            total = tl.zeros([channels.shape[0]], tl.float32)
+            for tap in tl.static_range(KERNEL):
+                total += rows[i + tap].to(tl.float32) * weights[tap]
+            is_row = position < slot.end
+            to = _in_ring(position, slot.ring_raw, slot.turn, CONV, PAGE_ROWS)
+            tl.store(to + channels, rows[i + KERNEL - 1], mask=seen & is_row & (position >= slot.length))
+            to = out + (position - begin) * out_stride
+            tl.store(to + channels, _silu(total).to(out.dtype.element_ty), mask=seen & is_row)
+
+
+@triton.jit
+def _sum_gates(heads, slot, decay, beta, HEADS: tl.constexpr, PAGE_ROWS: tl.constexpr, MOST: tl.constexpr,
+               PAD: tl.constexpr):  # fmt: skip
+    """Gates of rows [s, L + B) of some heads: sums of g up to each row, and beta. The block's go into the ring."""
+    at = slot.first + tl.arange(0, PAD)
+    seen, is_new = (at < slot.end)[None, :] & (heads < HEADS)[:, None], (at >= slot.length)[None, :]
+    ring = _in_ring(at, slot.ring_gates, slot.turn, 2 * HEADS, PAGE_ROWS)[None, :] + heads[:, None]
+    block = (slot.gates + (at - slot.length) * slot.gates_stride)[None, :] + heads[:, None]
+    g = tl.load(tl.where(is_new, block, ring), mask=seen, other=0.0)
+    takes = tl.load(tl.where(is_new, block + slot.beta_stride, ring + HEADS), mask=seen, other=0.0)
+    tl.store(ring, g, mask=seen & is_new)
+    tl.store(ring + HEADS, takes, mask=seen & is_new)
+    row = heads[:, None] * MOST + tl.arange(0, PAD)[None, :]
+    # Of large sums differences are taken, which are near 0 between rows that forget little.
+    tl.store(decay + row, tl.cumsum(g.to(tl.float64), 1), mask=seen)
+    tl.store(beta + row, takes, mask=seen)
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _bring(raw, gates, conv, q, kv, decay, beta, conv_rows, ring_raw, ring_gates, members, lengths, done, state_len,
+           state_in, ring, layer, raw_stride, gates_stride, beta_stride, conv_stride, ring_stride, ring_gates_stride,
+           LAYERS: tl.constexpr, PAGE: tl.constexpr, B: tl.constexpr, CONV: tl.constexpr, KEYS: tl.constexpr,
+           KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr, RING_PAGES: tl.constexpr, HEADS: tl.constexpr, MOST: tl.constexpr,
+           PAD: tl.constexpr, CHANNELS: tl.constexpr, GATE_HEADS: tl.constexpr):  # fmt: skip
+    """A program has some channels of a place: of q, which new rows alone have, or of k and v; the last ones have gates."""
+    part, place = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    Q_PARTS: tl.constexpr = (KEYS + CHANNELS - 1) // CHANNELS
+    PARTS: tl.constexpr = Q_PARTS + (CONV - KEYS + CHANNELS - 1) // CHANNELS
+    # Whatever says where things are: after the member all at once, then the things themselves all at once.
+    member = tl.load(members + place).to(tl.int64)
+    at = member * LAYERS + layer
+    live, first, length, _ = find_states(member, lengths, state_len, done, PAGE)
+    page, ids = tl.load(state_in + at).to(tl.int64), load_ring(ring + at * RING_PAGES, RING_PAGES)
+    if live:
+        slot = _Slot(
+            _ring_pages(ring_raw, ids, ring_stride, CONV, PAGE_ROWS),
+            _ring_pages(ring_gates, ids, ring_gates_stride, 2 * HEADS, PAGE_ROWS),
+            first - first % (PAGE_ROWS * RING_PAGES), raw + place * B * raw_stride, gates + place * B * gates_stride,
+            conv_rows + page * conv_stride, (page != 0) & (first > 0), raw_stride, gates_stride, beta_stride, first,
+            length, length + B)  # fmt: skip
+        if part < Q_PARTS:
+            channels = part * CHANNELS + tl.arange(0, CHANNELS)
+            _convolve(
+                length, q + place * B * KEYS, KEYS, channels, channels < KEYS, slot, conv, CONV, KERNEL, PAGE_ROWS
+            )
+        elif part < PARTS:
+            channels = KEYS + (part - Q_PARTS) * CHANNELS + tl.arange(0, CHANNELS)
+            _convolve(first, kv + place * MOST * (CONV - KEYS) - KEYS, CONV - KEYS, channels, channels < CONV, slot, conv,
+                      CONV, KERNEL, PAGE_ROWS)  # fmt: skip
+        else:
+            sums, heads = place * HEADS * MOST, (part - PARTS) * GATE_HEADS + tl.arange(0, GATE_HEADS)
+            _sum_gates(heads, slot, decay + sums, beta + sums, HEADS, PAGE_ROWS, MOST, PAD)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsAtHand:
+    """Rows of each place of a batch from s on, L - s + B of them; what lies behind them is anything."""
+
+    q: torch.Tensor
+    """[N, B, keys] of the model's dtype: of the block's rows."""
+    kv: torch.Tensor
+    """[N, most, keys + values]"""
+    decay: torch.Tensor
+    """[N, heads, most] float64: sum of g up to and with a row."""
+    beta: torch.Tensor
+    """[N, heads, most] float32"""
+
+    @property
+    def most(self) -> int:
+        """Rows a place, at most."""
+        return self.kv.shape[1]
+
+
+def bring_rows(raw: torch.Tensor, gates: torch.Tensor, rows: BlockRows, site: DeltaSite) -> RowsAtHand:
+    """For delta_verify, which says what the operands are. The block's rows are in the ring afterwards."""
+    memory, size, num = site.memory, rows.block_size, len(rows.members)
+    form, heads, most = memory.state, memory.state.num_heads, memory.ring.num_rows
+    keys, device = memory.num_k_heads * form.k_dim, raw.device
+    others = form.conv_dim - keys
+    at_hand = RowsAtHand(
+        q=torch.empty((num, size, keys), dtype=raw.dtype, device=device),
+        kv=torch.empty((num, most, others), dtype=raw.dtype, device=device),
+        decay=torch.empty((num, heads, most), dtype=torch.float64, device=device),
+        beta=torch.empty((num, heads, most), dtype=torch.float32, device=device),
+    )  # fmt: skip
+    channels = min(CHANNELS, padded(others))
+    names = memory.arguments(rows)
+    names.pop("state_out")
+    _bring[cut(keys, channels) + cut(others, channels) + cut(heads, GATE_HEADS), num](
+        raw, gates, site.conv, at_hand.q, at_hand.kv, at_hand.decay, at_hand.beta, memory.conv,
+        ring_gates=memory.ring_gates, layer=site.layer, raw_stride=raw.stride(0), gates_stride=gates.stride(0),
+        beta_stride=gates.stride(1), ring_gates_stride=memory.ring_gates.stride(0), B=size, KEYS=keys, HEADS=heads,
+        MOST=most, PAD=padded(most), CHANNELS=channels, GATE_HEADS=GATE_HEADS, **names, num_warps=WARPS,
+    )  # fmt: skip
+    return at_hand

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from memsvc.device.kernels import block_attention, mlp
 from memsvc.device.kernels.attention_tiles import AttentionScratch, Tile
-from memsvc.device.kernels.delta_verify import DeltaSite, DeltaTile
+from memsvc.device.kernels.delta_site import DeltaSite, DeltaTile
 from tests.bench.variants import KNOBS, Setting, UnknownSettingError, parse_variant
 
 MERGE = "set=memsvc.device.kernels.block_attention._MERGE_PROGRAMS"

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
+from memsvc.device.kernels import delta_inputs
 from memsvc.device.kernels.delta_inputs import SequenceInputs, Sequences
 from target_worker.recurrence import convolved
 from tests.support import delta_rig as rig
@@ -70,6 +71,29 @@ def test_rows_are_convolved_wherever_those_before_them_lie(device, dtype, spec):
         for mine, theirs in ((got.q, q), (got.k, k), (got.v, v)):
             torch.testing.assert_close(mine[0, row].flatten(), theirs, rtol=1e-5, atol=1e-6)
         assert torch.equal(torch.stack((got.g[0, row], got.beta[0, row])), wide[place][1][at])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_shuffled", [False, True])
+@pytest.mark.parametrize("spec", [{}, {"num_k_heads": 1, "group": 2, "kernel": 2}])
+def test_tiles_of_rows_give_the_same_bits(device, dtype, is_shuffled, spec, monkeypatch):
+    monkeypatch.setattr(delta_inputs, "TILE_ROWS", 2)
+    case, inputs, spans = case_of(device, dtype, **spec)
+    order = [(place, p) for place, (slot, s, start, _) in enumerate(spans) for p in range(s, start + NEW[slot])]
+    if is_shuffled:
+        case.dice.shuffle(order)
+    else:
+        firsts = [i for i in range(2, len(order), 2) if len({place for place, _ in order[i : i + 2]}) == 1]
+        behind = [order[i][1] - spans[order[i][0]][2] >= case.spec.conv_kernel - 1 for i in firsts]
+        assert {*behind} == {False, True}, "some tiles reach into the ring, or hold two sequences' rows, others don't"
+    owners, positions = (ints(column, device) for column in zip(*order, strict=True))
+    sequences = Sequences(facts=ints(np.array(spans).T, device), owners=owners, positions=positions)
+    found = []
+    for least in (0, 1000):
+        monkeypatch.setattr(delta_inputs, "TILED_ROWS", least)
+        found.append(inputs.convolved(sequences, slice(2, len(order)), dtype))
+    for name in ("q", "k", "v", "g", "beta"):
+        assert torch.equal(getattr(found[0], name), getattr(found[1], name)), name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

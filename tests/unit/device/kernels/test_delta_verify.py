@@ -11,13 +11,12 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 from memsvc.device.kernels.delta_memory import DeltaMemory, DeltaTables, move_states
-from memsvc.device.kernels.delta_verify import DeltaSite, DeltaTile, delta_verify
+from memsvc.device.kernels.delta_site import DeltaSite, DeltaTile
+from memsvc.device.kernels.delta_verify import delta_verify
 from memsvc.device.kernels.places import BlockRows
 from tests.support import delta_rig as rig
 from tests.support import kernel_bounds
 
-SHORT_BLOCK = 6
-"""compile_delta's."""
 DTYPES = [torch.float32, torch.bfloat16]
 CASES = [
     ({"group": 1}, None),
@@ -137,7 +136,7 @@ def lengthened(case, slot, num):
     return case
 
 
-# With the 3 rows before them 32 rows are a chunk; an edge lies 16 rows on.
+# An edge lies 16 rows on; behind it 32 rows are a chunk.
 @pytest.mark.parametrize("slot", [1, 3], ids=["from zero", "from a state"])
 @pytest.mark.parametrize("held", [0, 7, 15, 16, 17, 20, 21, 24])
 def test_chunks_of_any_fill_and_edges_anywhere_in_them(device, monkeypatch, held, slot):
@@ -263,8 +262,7 @@ def test_kernels_compile_for_hopper_with_next_to_no_spills(tmp_path):
     assert {kernel["model"] for kernel in found} == {"27b", "tiny-hybrid"}
     verify = [kernel for kernel in found if kernel["kernel"] == "_verify"]
     assert all(kernel["read_bytes"] == kernel["write_bytes"] == 16 for kernel in verify), verify
-    # What rows share lies in registers all along where they are run in a loop, as longer blocks' are.
-    limits = {"_move_inputs": 0, "_move_lengths": 0}
     for kernel in found:
-        limit = limits.get(kernel["kernel"], 128 if kernel["block"] == SHORT_BLOCK else 384)
+        # Where a tile has fewer registers than the few steps want that write a state.
+        limit = 256 if kernel["kernel"] == "_verify" and kernel["tile"][3] else 0
         assert kernel["spilled"] <= limit, kernel
