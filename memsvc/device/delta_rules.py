@@ -1,50 +1,43 @@
-"""The gated delta rule over sequences of any lengths that lie one after another: by torch, or by fla-core's kernels.
+"""The gated delta rule over sequences of any lengths that lie one after another: which way to compute it is taken.
 
-fla-core (flash-linear-attention's operators, MIT) is optional: where it is not installed, or can't do a case, the form
-of memsvc.device.gated_delta runs, on any device.
+FlashInfer's kernels and fla-core (flash-linear-attention's operators, MIT) are optional: where neither is there, or can
+do a model, the form of memsvc.device.gated_delta runs, on any device.
 """
 
-import importlib
-import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from memsvc.device import fla_delta, flashinfer_delta
+from memsvc.device.delta_plan import DeltaHeads, PlanRule, Rule
+from memsvc.device.fla_delta import FlaRule
+from memsvc.device.flashinfer_delta import FlashInferRule
 from memsvc.device.gated_delta import DeltaRows, core_of, gated_delta_rule_to_end, grouped
 from memsvc.device.slots import Stage
 
-_FLA_CONFIGS = Path(__file__).parent / "fla_configs"
-"""A configuration for each of its kernels: from its own lists, without spills, and for devices with 96 KiB a program."""
+__all__ = ["PREFERRED", "FlaRule", "FlashInferRule", "PlanRule", "Rule", "TorchRule", "choose_rule", "lacks"]
 
-Rule = Callable[[DeltaRows, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""rule(rows [1, t, ..], state [n, v_heads, k_dim, v_dim] float32) -> (outputs [1, t, v_heads, v_dim], states at the ends).
-
-state may be overwritten."""
+PREFERRED = ("flashinfer", "fla", "torch")
+"""The first that can be had is taken; torch can always."""
 
 
-class PlanRule(Protocol):
-    """A way to compute it."""
-
-    name: str
-    dtype: torch.dtype
-    """Of q, k and v, and of the outputs. g, beta and states are float32."""
-
-    def __call__(self, lens: Sequence[int], stage: Stage) -> Rule:
-        """For n sequences of so many rows each, at least one. The host waits for nothing, also later."""
-        ...
-
-
-def choose_rule(dtype: torch.dtype, device: torch.device) -> PlanRule:
+def choose_rule(dtype: torch.dtype, device: torch.device, heads: DeltaHeads) -> PlanRule:
     """What is used for a model of that dtype."""
-    # Of float32 its kernels multiply the first ten bits: such a model is there for its numbers.
-    if device.type == "cuda" and dtype.itemsize == 2 and importlib.util.find_spec("fla") is not None:
-        return FlaRule(dtype)
-    return TorchRule()
+    makers: dict[str, Callable[[], PlanRule]] = {
+        "flashinfer": lambda: FlashInferRule(device, heads.num_v_heads),
+        "fla": lambda: FlaRule(dtype),
+        "torch": TorchRule,
+    }
+    return makers[next(name for name in PREFERRED if lacks(name, dtype, device, heads) is None)]()
+
+
+def lacks(name: str, dtype: torch.dtype, device: torch.device, heads: DeltaHeads) -> str | None:
+    """Why one of PREFERRED can't be had for such a model here, or None."""
+    if name == "flashinfer":
+        return flashinfer_delta.lacks(dtype, device, heads)
+    return fla_delta.lacks(dtype, device) if name == "fla" else None
 
 
 class TorchRule:
@@ -101,37 +94,3 @@ class _Padded:
             out[0].index_copy_(0, group.source, got.flatten(0, 1).index_select(0, group.target))
             state.index_copy_(0, group.members, ends)
         return out, state
-
-
-class FlaRule:
-    """chunk_gated_delta_rule of fla-core, for models of two bytes a number on a CUDA device."""
-
-    name = "fla"
-
-    def __init__(self, dtype: torch.dtype, rule: Callable[..., Any] | None = None) -> None:
-        """rule: in the place of fla-core's."""
-        self.dtype = dtype
-        self._rule = rule or _import_rule()
-
-    def __call__(self, lens: Sequence[int], stage: Stage) -> Rule:
-        """See PlanRule."""
-        ends = np.cumsum([0, *lens]).astype(np.int64)
-        # From the copy on the host it makes its index of chunks. It would wait for the device otherwise.
-        on_host, on_device = torch.from_numpy(ends), stage(ends)
-
-        def run(rows: DeltaRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self._rule(
-                rows.q, rows.k, rows.v, rows.g, rows.beta, scale=rows.k.shape[-1] ** -0.5, initial_state=state,
-                output_final_state=True, use_qk_l2norm_in_kernel=True, cu_seqlens=on_device, cu_seqlens_cpu=on_host,
-            )  # fmt: skip
-
-        return run
-
-
-def _import_rule() -> Callable[..., Any]:
-    # Else it compiles and times 59 configurations at its first call: half a minute of a core, to choose what is best for
-    # a prompt of one token; and 25 more for each further size of prompts. FLA_CACHE_MODE=disabled lets it do so.
-    os.environ.setdefault("FLA_CONFIG_DIR", str(_FLA_CONFIGS))
-    os.environ.setdefault("FLA_CACHE_MODE", "default")
-    # Under a name of its own, since checkers do without the package.
-    return importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule

@@ -56,6 +56,7 @@ class CudaEngine:
         self._warm_up()
         # After everything else that takes memory, which the graphs' pool would otherwise be cut into.
         self._capture_s, self._graph_bytes = self._work.capture()
+        self._take_most()
         linear = self._linear
         states = StateLink(base.layout, linear.table, lambda reqs: self._scheduler.catch_up(reqs)) if linear else None
         mem = MemLink(base.client, base.layout, self._tables, states)
@@ -88,8 +89,11 @@ class CudaEngine:
             max_places=config.sizes.max_places,
             simulate_accept_length=config.simulate_accept_length,
         )
-        self._rule = choose_rule(model.dtype, arena.device)
-        states = PromptStates(memory.states, self._rule, self._lane.stage) if memory.states else None
+        linear = model.shape.linear
+        self._rule = choose_rule(model.dtype, arena.device, linear) if linear is not None else None
+        states = None
+        if memory.states is not None and self._rule is not None:
+            states = PromptStates(memory.states, self._rule, self._lane.stage)
         step = VerifyStep(network, memory, verify)
         prompts = PromptStep(network, self._tables, self._lane, prefill, states)
         parts = Parts(
@@ -144,7 +148,7 @@ class CudaEngine:
         )
 
     def _warm_up(self) -> None:
-        """Prompts of nobody, into the dummy page: kernels are compiled, and the largest step's memory is taken."""
+        """Prompts of nobody, into the dummy page: kernels are compiled."""
         config, started = self._base.config, time.monotonic()
         logger.info("compiling kernels of prompts attention=%s", self._prefill_name)
         most, ends = config.max_prefill_tokens, min(2, config.max_running_requests)
@@ -159,6 +163,15 @@ class CudaEngine:
             self._work.catch_up([0], [0])
             self._lane.drain(_PATIENCE_S)
         logger.info("kernels of prompts compile_s=%.1f", time.monotonic() - started)
+
+    def _take_most(self) -> None:
+        """The largest step, of nobody: a capture has given back what steps had taken, and others would take it now."""
+        config = self._base.config
+        # A trace would count the blocks.
+        num_blocks = 0 if self._work.times is not None else config.max_running_requests - 1
+        chunks = _nobodys_chunks(config.max_prefill_tokens, config.context_len, 1)
+        self._work.put(Order(clear=[], members=[0] * num_blocks, chunks=chunks), lambda: None)
+        self._lane.drain(_PATIENCE_S)
 
     def _make_link(self, exchange: Exchange) -> PlanLink:
         contract = self._base.draft_contract(exchange.map)
@@ -183,7 +196,7 @@ class CudaEngine:
             f" prompt_graphs={_listed(self._prompt_buckets)} capture_s={self._capture_s:.1f}"
             f" graph_bytes={self._graph_bytes} max_prefill_tokens={config.max_prefill_tokens}"
         ]
-        if self._linear is not None:
+        if self._rule is not None:
             lines.append(f"gated delta nets blocks=triton prompts={self._rule.name}")
         return [*lines, *device_lines(device)] if device.type == "cuda" else lines
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from memsvc.device.delta_rules import PlanRule, Rule
+from memsvc.device.delta_plan import PlanRule, Rule
 from memsvc.device.kernels.delta_inputs import SequenceInputs, Sequences
 from memsvc.device.slots import Stage
 from target_worker.attention import Span
@@ -41,6 +41,10 @@ class _Part:
     empty: torch.Tensor
     """int64: those that begin before the first token."""
     rule: Rule
+    found: torch.Tensor | None
+    """int64: which of its rows are rows of the batch; None is all, the others are replayed from a ring."""
+    places: torch.Tensor | None
+    """int64: and where these stand there. None is in order, and there are no others."""
 
 
 class PromptStates:
@@ -82,6 +86,7 @@ class PromptRecur:
     def __init__(self, prompts: PromptStates, spans: Sequence[DeltaSpan]) -> None:
         self._prompts = prompts
         self._states = prompts.states
+        self._num_rows = sum(span.num for span in spans)
         numbered = list(enumerate(spans))
         before = [_Piece(place, s.table_row, s.state_len, s.keep) for place, s in numbered if s.keep]
         after = [
@@ -90,37 +95,43 @@ class PromptRecur:
             if s.end > s.write_len
         ]
         self._lay_out(spans, [*before, *after])
-        self._before = self._part(before, 0)
-        self._after = self._part(after, sum(piece.num for piece in before))
+        self._before = self._part(before, 0, spans)
+        self._after = self._part(after, sum(piece.num for piece in before), spans)
         self._keep(spans, before)
 
     def _lay_out(self, spans: Sequence[DeltaSpan], pieces: list[_Piece]) -> None:
         owners = np.repeat([piece.place for piece in pieces], [piece.num for piece in pieces])
-        positions = np.concatenate([np.arange(piece.begin, piece.begin + piece.num) for piece in pieces])
         facts = np.array([[span.table_row, span.state_len, span.start, span.first] for span in spans]).T
-        starts, firsts = facts[2][owners], facts[3][owners]
-        is_new = positions >= starts
-        order = np.empty(sum(span.num for span in spans), dtype=np.int64)
-        order[(firsts + positions - starts)[is_new]] = np.flatnonzero(is_new)
-        # Of each row of the batch: where among the pieces' rows it is computed.
-        flat, owned, placed, self._order = self._prompts.ints(facts, owners, positions, order)
+        flat, owned, placed = self._prompts.ints(facts, owners, _positions(pieces))
         self._rows = Sequences(facts=flat.view(4, -1), owners=owned, positions=placed)
 
-    def _part(self, pieces: list[_Piece], first: int) -> _Part | None:
+    def _part(self, pieces: list[_Piece], first: int, spans: Sequence[DeltaSpan]) -> _Part | None:
         """Pieces whose rows begin at row `first` of all."""
         if not pieces:
             return None
-        slots, own, empty = self._prompts.ints(
+        lens = [piece.num for piece in pieces]
+        starts, firsts = (
+            np.repeat([getattr(spans[piece.place], name) for piece in pieces], lens) for name in ("start", "first")
+        )
+        places = firsts + _positions(pieces) - starts
+        is_new = _positions(pieces) >= starts
+        slots, own, empty, found, placed = self._prompts.ints(
             [piece.slot for piece in pieces],
             [piece.is_own for piece in pieces],
             [place for place, piece in enumerate(pieces) if piece.begin == 0],
+            np.flatnonzero(is_new),
+            places[is_new],
         )
         tables = self._states.memory.tables
         read, written = (table.index_select(0, slots) for table in (tables.state_in, tables.state_out))
-        pages = torch.where(own[:, None] > 0, written, read).t().long()
-        lens = [piece.num for piece in pieces]
-        rule = self._prompts.rule(lens, self._prompts.stage)
-        return _Part(slice(first, first + sum(lens)), pages, empty, rule)
+        return _Part(
+            rows=slice(first, first + sum(lens)),
+            pages=torch.where(own[:, None] > 0, written, read).t().long(),
+            empty=empty,
+            rule=self._prompts.rule(lens, self._prompts.stage),
+            found=None if is_new.all() else found,
+            places=None if np.array_equal(places, np.arange(self._num_rows)) else placed,
+        )
 
     def _keep(self, spans: Sequence[DeltaSpan], before: list[_Piece]) -> None:
         """Where states go, with the inputs of the convolution before them, and the rows that the ring keeps."""
@@ -129,7 +140,7 @@ class PromptRecur:
         reach = np.arange(-memory.state.conv_rows, 0)
         tails = [(s, np.arange(max(s.start, s.write_len), s.end)) for s in spans]
         kept = np.concatenate([positions for _, positions in tails])
-        self._written, owners, ends, self._slots, lens, slots, parts, self._positions, self._kept = self._prompts.ints(
+        self._written, owners, ends, self._slots, lens, slots, parts, self._ring_rows, self._kept = self._prompts.ints(
             [piece.slot for piece in before],
             np.repeat([piece.place for piece in before], len(reach)),
             np.array([piece.begin + piece.num for piece in before])[:, None] + reach,
@@ -137,7 +148,7 @@ class PromptRecur:
             [span.write_len for span in spans],
             np.repeat([span.table_row for span, _ in tails], [len(positions) for _, positions in tails]),
             kept % ring.num_rows // ring.page_rows,
-            kept,
+            kept % ring.page_rows,
             np.concatenate([span.first + positions - span.start for span, positions in tails]),
         )
         self._lens = lens.int()
@@ -152,15 +163,27 @@ class PromptRecur:
         outs = []
         if self._before is not None:
             out, ends = self._run(self._before, inputs)
-            outs.append(out)
+            outs.append((self._before, out))
             reach = inputs.gathered(self._reach).view(len(ends), -1, raw.shape[1])
             linear.states.write(self._out_pages[layer], ends, reach)
         if self._after is not None:
-            outs.append(self._run(self._after, inputs)[0])
+            outs.append((self._after, self._run(self._after, inputs)[0]))
         # Last, since the rows that these overwrite were read just now.
-        kept = raw.index_select(0, self._kept), gates.index_select(0, self._kept)
-        linear.rings.write(self._ring_pages[layer], self._positions, *kept)
-        return torch.cat(outs).index_select(0, self._order)
+        if len(self._kept):
+            kept = raw.index_select(0, self._kept), gates.index_select(0, self._kept)
+            linear.rings.write_at(self._ring_pages[layer], self._ring_rows, *kept)
+        return self._in_order(outs)
+
+    def _in_order(self, outs: list[tuple[_Part, torch.Tensor]]) -> torch.Tensor:
+        """Outputs of the batch's rows. Of whole pages from one place in the text each, they are so already."""
+        part, out = outs[0]
+        if part.places is None:
+            return out
+        result = out.new_empty((self._num_rows, *out.shape[1:]))
+        for part, out in outs:
+            assert part.places is not None, "one part has all rows, and another some"
+            result.index_copy_(0, part.places, out if part.found is None else out.index_select(0, part.found))
+        return result
 
     def _run(self, part: _Part, inputs: SequenceInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs [rows, v_heads, v_dim] of a part, and the states after its pieces."""
@@ -174,3 +197,8 @@ class PromptRecur:
         tables = self._states.memory.tables
         tables.state_in.index_copy_(0, self._written, tables.state_out.index_select(0, self._written))
         tables.state_len.index_copy_(0, self._slots, self._lens)
+
+
+def _positions(pieces: Sequence[_Piece]) -> np.ndarray:
+    """Of the rows of pieces, one after another."""
+    return np.concatenate([np.arange(piece.begin, piece.begin + piece.num) for piece in pieces])

@@ -5,12 +5,11 @@ Rows of a table (CUDA): --tokens in all, in --sequences of about the same length
 events of a stream that is kept busy while the host enqueues, median. host_us: what a call takes the host. floors: bytes
 that have to be moved over the bandwidth that a large copy reaches in this run, and multiplications of the recurrence
 over what GEMMs reach. out_error, state_error: the largest difference from torch in float32, of numbers up to out_max
-and state_max. If FlashInfer's is faster, tests/bench/flashinfer_delta.py moves into memsvc/device; its PARTS_ROWS is
-decided by these figures too. The file is written anew after every row.
+and state_max. PREFERRED of memsvc/device/delta_rules.py is decided by these figures, and PARTS_ROWS of flashinfer_delta.py
+beside it. The file is written anew after every row.
 """
 
 import argparse
-import importlib.util
 import json
 import statistics
 import sys
@@ -23,11 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from memsvc.device.delta_rules import FlaRule, PlanRule, TorchRule
+from memsvc.device.delta_plan import PlanRule
+from memsvc.device.delta_rules import FlaRule, FlashInferRule, TorchRule, lacks
+from memsvc.device.flashinfer_delta import BLOCK
 from memsvc.device.gated_delta import DeltaRows
 from target_worker.model.config import TargetShape
 from target_worker.model.linear_spec import LinearSpec
-from tests.bench.flashinfer_delta import BLOCK, FlashInferRule, lacks
 from tests.bench.ladder_geometry import LADDERS
 from tests.bench.propose_geometry import FLOPS_PER_S
 
@@ -86,21 +86,14 @@ def make_rule(name: str, spec: LinearSpec, lens: list[int], device: torch.device
     """By a name of RULES, for models of bfloat16. Raises ValueError where it can't be had, and says why."""
     assert name in RULES, f"{name=} is not among {RULES}"
     library, _, form = name.partition("-")
+    if reason := lacks(library, torch.bfloat16, device, spec):
+        raise ValueError(f"{library}: {reason}")
     if library == "torch":
         return TorchRule()
-    if reason := fla_lacks(device) if library == "fla" else lacks(torch.bfloat16, device, spec):
-        raise ValueError(f"{library}: {reason}")
     if library == "fla":
         return FlaRule(torch.bfloat16)
     longest = -(-max(lens) // (NUM_PIECES * BLOCK)) * BLOCK
-    return FlashInferRule(device, piece={"": None, "whole": 0, "pieces": longest}[form])
-
-
-def fla_lacks(device: torch.device) -> str | None:
-    """Why fla-core's kernels can't be had here, or None."""
-    if device.type != "cuda":
-        return f"its kernels are for a CUDA device, not {device}"
-    return None if importlib.util.find_spec("fla") is not None else "fla-core is not installed"
+    return FlashInferRule(device, spec.num_v_heads, piece={"": None, "whole": 0, "pieces": longest}[form])
 
 
 def inputs(spec: LinearSpec, lens: list[int], device: torch.device) -> tuple[DeltaRows, torch.Tensor]:

@@ -8,6 +8,7 @@ import torch
 
 from memsvc.core.config import PoolConfig
 from memsvc.core.geometry import make_layout, solve
+from memsvc.device.delta_plan import PlanRule
 from memsvc.device.delta_rules import choose_rule
 from memsvc.device.kv_dtype import AUTO
 from memsvc.device.kv_pool import KvPool, KvShape
@@ -99,8 +100,7 @@ class DeviceTarget:
         )  # fmt: skip
         network = TargetNetwork(self.model, memory)
         prefill = TritonPrefill(memory.pool, mirror.table, shape.group_size)
-        rule = choose_rule(self.model.dtype, self.model.device)
-        recur = PromptStates(states, rule, self.lane.stage) if states else None
+        recur = states and PromptStates(states, self._rule(), self.lane.stage)
         limits = PromptLimits(
             sizes=prompt_buckets, max_running_requests=MAX_REQS,
             feature_rows=len(self.features) if self.features is not None else 0, is_captured=self.device == "cuda",
@@ -111,6 +111,10 @@ class DeviceTarget:
             memory=memory, tables=self.tables, mirror=mirror, verify=step, prompts=prompts, lane=self.lane,
             prompt_graphs=PromptGraphs(prompts, step, prefill, limits) if prompt_buckets else None,
         )  # fmt: skip
+
+    def _rule(self) -> PlanRule:
+        assert self.shape.linear is not None, "a dense target has no rule"
+        return choose_rule(self.model.dtype, self.model.device, self.shape.linear)
 
     def open(self, rid: int, prompt: Sequence[int], num_tokens: int, sampling: Sampling, hit: Req | None = None) -> Req:
         """A request in PREFILL whose pages hold num_tokens tokens. hit: it begins at the state on which that stands."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from memsvc.device import fla_delta, flashinfer_delta
 from memsvc.device.delta_rules import TorchRule
 from target_worker.model.linear_spec import LinearSpec
 from tests.bench import delta_prefill, rows
@@ -73,10 +74,10 @@ def test_a_rule_that_is_not_there_is_a_row_that_says_why(name: str):
 
 def test_rules_are_those_of_their_names(monkeypatch: pytest.MonkeyPatch):
     packages: dict[str, object] = {}
-    monkeypatch.setattr(delta_prefill.importlib.util, "find_spec", packages.get)
-    monkeypatch.setattr(delta_prefill, "lacks", lambda dtype, device, spec: None)
+    monkeypatch.setattr(fla_delta.importlib.util, "find_spec", packages.get)
+    monkeypatch.setattr(flashinfer_delta, "lacks", lambda dtype, device, heads: None)
     monkeypatch.setattr(delta_prefill, "FlaRule", lambda dtype: ("fla", dtype))
-    monkeypatch.setattr(delta_prefill, "FlashInferRule", lambda device, piece: ("flashinfer", piece))
+    monkeypatch.setattr(delta_prefill, "FlashInferRule", lambda device, num_heads, piece: ("flashinfer", piece))
 
     def made(name: str) -> object:
         return delta_prefill.make_rule(name, SMALL, [3, 130], torch.device("cuda"))

@@ -1,17 +1,15 @@
-"""Sequences one after another are computed as each alone, and fla-core's kernels are called as they ask to be."""
+"""Sequences one after another are computed as each alone, by the first way of a list that can be had."""
 
-import json
-from itertools import pairwise
-from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from memsvc.device import delta_rules
-from memsvc.device.delta_rules import FlaRule, TorchRule, choose_rule
+from memsvc.device.delta_rules import PREFERRED, TorchRule, choose_rule, lacks
 from memsvc.device.gated_delta import DeltaRows, gated_delta_rule
+from target_worker.model.linear_spec import LinearSpec
 
 HEADS, K_HEADS, K_DIM, V_DIM = 4, 2, 16, 8
 
@@ -40,46 +38,54 @@ def test_each_sequence_comes_out_as_alone(lens: list[int]) -> None:
         first += num
 
 
-def as_fla(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-           cu_seqlens=None, cu_seqlens_cpu=None):  # fmt: skip
-    """chunk_gated_delta_rule by its documentation: g in log space, states [N, HV, K, V], sequences [1, T, ..]."""
-    assert use_qk_l2norm_in_kernel
-    assert output_final_state
-    assert scale == q.shape[-1] ** -0.5
-    assert torch.equal(cu_seqlens, cu_seqlens_cpu)
-    cuts, outs, ends = cu_seqlens.tolist(), [], []
-    for place, (first, end) in enumerate(pairwise(cuts)):
-        part = DeltaRows(q, k, v, g, beta).part(first, end)
-        out, kept = gated_delta_rule(part, initial_state[place : place + 1].clone(), [end - first], 0)
-        outs.append(out)
-        ends.append(kept.states)
-    return torch.cat(outs, dim=1), torch.cat(ends)
+LARGE = LinearSpec(num_k_heads=16, num_v_heads=48, k_dim=128, v_dim=128, conv_kernel=4)
+CUDA = torch.device("cuda")
 
 
-def test_fla_is_called_with_what_it_asks_for() -> None:
-    lens = [3, 70, 1]
-    rows, states = rows_of(sum(lens)), torch.randn(len(lens), HEADS, K_DIM, V_DIM)
-    got = FlaRule(torch.bfloat16, as_fla)(lens, stage)(rows, states.clone())
-    want = TorchRule()(lens, stage)(rows, states.clone())
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+class Made:
+    """Stands for a rule with what it was made of."""
+
+    def __init__(self, name: str, *given: Any) -> None:
+        self.name, self.given = name, given
 
 
-def test_fla_is_used_where_it_is_installed_and_numbers_have_two_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    fla = ModuleType("fla.ops.gated_delta_rule")
-    fla.chunk_gated_delta_rule = as_fla  # type: ignore[attr-defined]
-    cuda, environ = torch.device("cuda"), {"FLA_CACHE_MODE": "strict"}
-    monkeypatch.setattr(delta_rules.os, "environ", environ)
-    monkeypatch.setattr(delta_rules.importlib.util, "find_spec", lambda name: None)
-    assert choose_rule(torch.bfloat16, cuda).name == "torch"
-    monkeypatch.setattr(delta_rules.importlib.util, "find_spec", lambda name: name == "fla" or None)
-    monkeypatch.setattr(delta_rules.importlib, "import_module", lambda name: {fla.__name__: fla}[name])
-    chosen = choose_rule(torch.bfloat16, cuda)
-    assert (chosen.name, chosen.dtype) == ("fla", torch.bfloat16)
-    assert choose_rule(torch.float32, cuda).name == "torch"
-    assert choose_rule(torch.bfloat16, torch.device("cpu")).name == "torch"
-    assert environ["FLA_CACHE_MODE"] == "strict", "what the user says holds"
-    for file in Path(environ["FLA_CONFIG_DIR"]).glob("*.json"):
-        found = json.loads(file.read_text())
-        assert found["kernel_name"] == file.stem
-        assert found["default_config"].keys() == {"kwargs", "num_warps", "num_stages", "num_ctas"}
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Packages and kernels that are there, on a Hopper device; empty is none."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(delta_rules.fla_delta.importlib.util, "find_spec", found.get)
+    monkeypatch.setattr(delta_rules, "FlaRule", lambda *given: Made("fla", *given))
+    monkeypatch.setattr(delta_rules, "FlashInferRule", lambda *given: Made("flashinfer", *given))
+    return found
+
+
+def test_the_first_that_can_be_had_is_taken(installed: dict[str, Any], tmp_path: Any) -> None:
+    assert choose_rule(torch.bfloat16, CUDA, LARGE).name == "torch"
+    installed["fla"] = object()
+    chosen = choose_rule(torch.bfloat16, CUDA, LARGE)
+    assert isinstance(chosen, Made)
+    assert (chosen.name, *chosen.given) == ("fla", torch.bfloat16)
+    library = tmp_path / "data" / "aot" / "gated_delta_prefill_sm90" / "gated_delta_prefill_sm90.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    installed["flashinfer"] = Made("package")
+    installed["flashinfer"].origin = str(tmp_path / "__init__.py")
+    chosen = choose_rule(torch.bfloat16, CUDA, LARGE)
+    assert isinstance(chosen, Made)
+    assert (chosen.name, *chosen.given) == ("flashinfer", CUDA, 48)
+    assert choose_rule(torch.float16, CUDA, LARGE).name == "fla", "the other's kernels are for bfloat16"
+    assert choose_rule(torch.float32, CUDA, LARGE).name == "torch"
+    assert choose_rule(torch.bfloat16, torch.device("cpu"), LARGE).name == "torch"
+
+
+def test_one_list_says_what_is_preferred(installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    installed["fla"] = object()
+    monkeypatch.setattr(delta_rules, "PREFERRED", ("torch", "fla"))
+    assert choose_rule(torch.bfloat16, CUDA, LARGE).name == "torch"
+
+
+def test_each_says_why_it_cannot_be_had(installed: dict[str, Any]) -> None:
+    reasons = {name: lacks(name, torch.bfloat16, CUDA, LARGE) for name in PREFERRED}
+    assert reasons == {"flashinfer": "flashinfer is not installed", "fla": "fla-core is not installed", "torch": None}
+    assert "two bytes a number" in str(lacks("fla", torch.float32, CUDA, LARGE))

@@ -1,6 +1,6 @@
 """The engine of a CUDA device put together from what launch plans: interpreted on the CPU, and captured on CUDA."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +35,9 @@ from target_worker.config import TargetConfig
 from target_worker.cuda import assembly
 from target_worker.cuda.assembly import CudaEngine
 from target_worker.cuda.exchange import Exchange
+from target_worker.cuda.order import Order
 from target_worker.cuda.plan_link import TargetLane
+from target_worker.cuda.work import StepWork
 from target_worker.keeper import RequestKeeper
 from target_worker.model.weights import load_target
 from target_worker.runner import Segment
@@ -212,6 +214,25 @@ def test_the_start_asks_whether_the_device_reads_the_pages(base: ToyBase, monkey
     engine = CudaEngine(base) if base.arena.is_cuda else HostEngine(base)
     engine.close()
     assert asked == [("--kv-cache-dtype", torch.float8_e4m3fn, base.arena.device)]
+
+
+@pytest.mark.parametrize("kv", ["auto"], indirect=True)
+def test_the_largest_step_is_taken_once_graphs_are_there(base: ToyBase, monkeypatch: pytest.MonkeyPatch):
+    seen: list[Any] = []
+    put, capture = StepWork.put, StepWork.capture
+
+    def noted(self: StepWork, order: Order, hand_over: Callable[[], None]) -> Any:
+        seen.append((len(order.members), sum(len(chunk.token_ids) for chunk in order.chunks)))
+        return put(self, order, hand_over)
+
+    monkeypatch.setattr(StepWork, "put", noted)
+    monkeypatch.setattr(StepWork, "capture", lambda self: seen.append("capture") or capture(self))
+    engine = CudaEngine(base) if base.arena.is_cuda else HostEngine(base)
+    engine.close()
+    config = base.config
+    most = (config.max_running_requests - 1, config.max_prefill_tokens)
+    assert seen[-2:] == ["capture", most]
+    assert engine._work._parts.memory.slots.done.tolist() == [3, 3, 3], "nobody is in any slot"
 
 
 def test_the_engine_serves_without_a_draft(base: ToyBase, folders: tuple[Path, Path]):

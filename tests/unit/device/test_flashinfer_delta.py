@@ -1,7 +1,6 @@
 """FlashInfer's delta rule: its operands by what each function says it takes; on CUDA also what comes out, as fla-core's."""
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from memsvc.device.delta_rules import PlanRule, TorchRule
-from memsvc.device.gated_delta import DeltaRows, gated_delta_rule
+from memsvc.device import flashinfer_delta
+from memsvc.device.delta_plan import PlanRule
+from memsvc.device.delta_rules import TorchRule
+from memsvc.device.flashinfer_delta import HEAD_DIM, LIBRARY, FlashInferRule, lacks, piece_rows
+from memsvc.device.gated_delta import DeltaRows
 from target_worker.model.linear_spec import LinearSpec
-from tests.bench import flashinfer_delta
 from tests.bench.delta_prefill import make_rule
-from tests.bench.flashinfer_delta import BLOCK, HEAD_DIM, LIBRARY, FlashInferRule, lacks, piece_rows
+from tests.support.delta_libraries import FakeLibrary
 
 PROCESSORS = 132
 CUDA = torch.device("cuda")
@@ -56,99 +57,12 @@ def apart(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
-def check_strides(x: torch.Tensor, *shape: int) -> None:
-    assert x.shape == shape
-    assert sum(stride == 1 for stride in x.stride()) == 1, f"strides {x.stride()}: one step is of one number"
-
-
-class FakeLibrary:
-    """The seven functions, by gated_delta_rule. The parts before the last note what they were given."""
-
-    def __init__(self, spec: LinearSpec = SMALL) -> None:
-        self.called: list[str] = []
-        self.num_k, self.num_v = spec.num_k_heads, spec.num_v_heads
-        self.heads = (self.num_k, self.num_k, self.num_v, self.num_v)
-
-    def _compute(self, q, k, v, out, decay, beta, after, state, ends, scale):
-        num_k, num_v = self.num_k, self.num_v
-        assert len(q) > 1, "the step from row to row would be lost"
-        assert scale == HEAD_DIM**-0.5
-        num_rows = ends[-1]
-        assert k.stride(0) == v.stride(0) == out.stride(0) == q.stride(1) == 1
-        q, k, v = (x[:num_rows].float() for x in (q.permute(0, 2, 1), k.permute(1, 2, 0), v.permute(1, 2, 0)))
-        for x in (q, k):
-            assert x.shape[1] == num_k
-            assert float((x.norm(dim=-1) - 1).abs().max()) < 5e-3
-        form = (-1, num_v, HEAD_DIM, HEAD_DIM)
-        decay, beta = (x.view(-1, num_v)[:num_rows] for x in (decay, beta))
-        rows = DeltaRows(*(x[None] for x in (q, k, v, decay.log(), beta)))
-        for place, (first, end) in enumerate(pairwise(ends.tolist())):
-            start = state.view(form)[place : place + 1].transpose(2, 3).clone()
-            found, kept = gated_delta_rule(rows.part(first, end), start, [end - first], 0)
-            out.permute(1, 2, 0)[first:end] = found[0].bfloat16()
-            after.view(form)[place] = kept.states[0].transpose(1, 2)
-
-    def whole_bf16(self, q, k, v, out, decay, beta, after, state, no, none, maps, ends, scale, *sizes):
-        self.called.append("whole")
-        assert (no, none) == (None, None)
-        assert len(maps) == PROCESSORS * 128
-        num = len(ends) - 1
-        assert sizes == (*self.heads, num, 1, 0, num * self.num_v)
-        self._compute(q, k, v, out, decay, beta, after, state, ends, scale)
-
-    def parts_t_bf16(self, k, beta, inverse, ends, num_k, num_heads, num_blocks, most, num):
-        self.called.append("t")
-        check_strides(k, HEAD_DIM, len(beta) // self.num_v, self.num_k)
-        assert len(inverse) == num_blocks * num_heads * BLOCK**2
-        assert (num_k, num_heads, num) == (self.num_k, self.num_v, len(ends) - 1)
-        lens = ends.diff().tolist()
-        # A sequence's pieces begin at the place that its first row and its number give.
-        begins = [min(i, e) + (e - min(i, e)) // BLOCK for i, e in enumerate(ends.tolist())]
-        assert all(b + -(-n // BLOCK) <= num_blocks for b, n in zip(begins[:-1], lens, strict=True))
-        assert most == -(-max(lens) // BLOCK)
-        self.beta, self.inverse = beta, inverse
-
-    def parts_mn_bf16(self, k, v, inverse, decay, moves, gains, ends, size, *sizes):
-        self.called.append("mn")
-        assert inverse.data_ptr() == self.inverse.data_ptr()
-        check_strides(inverse, BLOCK, BLOCK, self.num_v, len(self.inverse) // (self.num_v * BLOCK**2))
-        *heads, num_pieces, most, num = sizes
-        lens = ends.diff().tolist()
-        assert (tuple(heads), num) == (self.heads[1:], len(lens))
-        assert most == -(-max(lens) // size)
-        assert sum(-(-n // size) for n in lens) <= num_pieces
-        assert len(moves) == len(gains) == num_pieces * self.num_v * HEAD_DIM**2
-        self.moves, self.gains, self.num_pieces, self.most, self.size = moves, gains, num_pieces, most, size
-
-    def parts_fix_few(self, *operands):
-        self._fix("fix few", *operands)
-
-    def parts_fix_some(self, *operands):
-        self._fix("fix some", *operands)
-
-    def parts_fix_many(self, *operands):
-        self._fix("fix many", *operands)
-
-    def _fix(self, name, moves, gains, state, starts, ends, *sizes):
-        self.called.append(name)
-        for x, given in ((moves, self.moves), (gains, self.gains)):
-            assert x.data_ptr() == given.data_ptr()
-            check_strides(x, HEAD_DIM, HEAD_DIM, self.num_v, self.num_pieces)
-        assert sizes == (self.size, self.num_pieces, len(ends) - 1, self.num_v)
-        self.starts = starts
-
-    def parts_out_bf16(self, q, k, v, inverse, out, decay, after, starts, state, maps, ends, scale, *sizes):
-        self.called.append("out")
-        assert inverse.data_ptr() == self.inverse.data_ptr()
-        assert starts.data_ptr() == self.starts.data_ptr()
-        assert sizes == (*self.heads, self.size, self.num_pieces, self.most, len(ends) - 1)
-        self._compute(q, k, v, out, decay, self.beta, after, state, ends, scale)
-
-
 def computed(lens: list[int], piece: int | None, spec: LinearSpec = SMALL) -> tuple[list[str], float, float]:
     """Functions called, and how far outputs and states are from those of TorchRule."""
-    library = FakeLibrary(spec)
-    rule = FlashInferRule(torch.device("cpu"), piece=piece, num_processors=PROCESSORS, library=library)
+    library = FakeLibrary(spec, PROCESSORS)
+    rule = FlashInferRule(
+        torch.device("cpu"), spec.num_v_heads, piece=piece, num_processors=PROCESSORS, library=library
+    )
     rows, states = rows_of(sum(lens), spec), states_of(len(lens), spec)
     out, ends = rule(lens, stage)(rows, states.clone())
     assert out.shape == rows.v.shape
@@ -199,14 +113,14 @@ def test_it_is_never_had_without_its_library(monkeypatch: pytest.MonkeyPatch, tm
     ("change", "reason"),
     [
         ({"dtype": torch.float16}, "for bfloat16, not torch.float16"),
-        ({"spec": replace(LARGE, k_dim=64)}, "heads of 128, not 64 and 128"),
-        ({"spec": linear(1, 4)}, "no single key head"),
+        ({"heads": replace(LARGE, k_dim=64)}, "heads of 128, not 64 and 128"),
+        ({"heads": linear(1, 4)}, "no single key head"),
         ({"device": torch.device("cpu")}, "for a CUDA device, not cpu"),
         ({"capability": 10}, "for compute capability 9, cuda has 10"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_does(change: dict, reason: str, monkeypatch: pytest.MonkeyPatch):
-    found = {"dtype": torch.bfloat16, "device": CUDA, "spec": LARGE, "capability": 9} | change
+    found = {"dtype": torch.bfloat16, "device": CUDA, "heads": LARGE, "capability": 9} | change
     capability = (found.pop("capability"), 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert reason in str(lacks(**found))
@@ -217,7 +131,7 @@ def on_device(name: str, piece: int | None, spec: LinearSpec) -> PlanRule:
         rule = make_rule(name, spec, [1], CUDA)
     except ValueError as error:
         pytest.skip(str(error))
-    return FlashInferRule(CUDA, piece=piece) if name == "flashinfer" else rule
+    return FlashInferRule(CUDA, spec.num_v_heads, piece=piece) if name == "flashinfer" else rule
 
 
 LENS = [[1], [2], [63], [2000], [1, 2, 64, 65, 127, 700], [300, 1, 2000, 128, 17], [1] * 9, [64, 128, 64]]

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.build_flashinfer_delta OUT`: the library of tests.bench.flashinfer_delta, made without a GPU.
+"""`python -m memsvc.device.build_flashinfer_delta OUT` makes the library of memsvc.device.flashinfer_delta without a GPU.
 
 FlashInfer has these kernels in CuTe DSL, which compiles them at their first call. Here the DSL is given tensors that
 have a form and no memory, and what it makes for Hopper is linked into OUT/NAME/NAME.so, which apache-tvm-ffi alone
@@ -30,7 +30,7 @@ from cutlass.base_dsl.runtime import cuda
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 NAME = "gated_delta_prefill_sm90"
-"""LIBRARY of tests.bench.flashinfer_delta."""
+"""LIBRARY of memsvc.device.flashinfer_delta."""
 BF16, F32, I64 = cutlass.BFloat16, cutlass.Float32, cutlass.Int64
 HOPPER_SHARED_BYTES = 228 << 10
 """Of a multiprocessor: the only thing that the DSL asks a device for while it compiles."""
@@ -170,7 +170,7 @@ def link(objects: list[Path], target: Path) -> None:
 def main() -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.bench.build_flashinfer_delta", description=__doc__,
+        prog="python -m memsvc.device.build_flashinfer_delta", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("out", type=Path, metavar="OUT")

@@ -1,9 +1,9 @@
 """FlashInfer's gated delta rule for prompts on Hopper: a library built beforehand, called without its compiler.
 
-An experiment, for tests.bench.delta_prefill to measure. FlashInfer has these kernels in CuTe DSL, which would compile
-them in the middle of a request, with a package that isn't needed otherwise. So they come as one .so of seven functions,
-made by tests.bench.build_flashinfer_delta and found where FlashInfer's attention kernels are found. They take q and k
-at unit length, the factor e^g itself, and states [v_dim, k_dim].
+FlashInfer has these kernels in CuTe DSL, which would compile them in the middle of a request, with a package that isn't
+needed otherwise. So they come as one .so of seven functions, made by memsvc.device.build_flashinfer_delta and found where
+FlashInfer's attention kernels are found. They take q and k at unit length, the factor e^g itself, and states
+[v_dim, k_dim].
 """
 
 import functools
@@ -19,11 +19,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from memsvc.device.delta_rules import Rule
+from memsvc.device.delta_plan import DeltaHeads, Rule
 from memsvc.device.gated_delta import DeltaRows
+from memsvc.device.kernels.launch import cut
 from memsvc.device.layers import ZeroCentredRMSNorm
 from memsvc.device.slots import Stage
-from target_worker.model.linear_spec import LinearSpec
 
 LIBRARY = "gated_delta_prefill_sm90"
 """Folder and file under flashinfer/data/aot."""
@@ -35,7 +35,7 @@ PARTS_ROWS = 1024
 _EPSILON = 1e-6
 
 
-def lacks(dtype: torch.dtype, device: torch.device, spec: LinearSpec) -> str | None:
+def lacks(dtype: torch.dtype, device: torch.device, heads: DeltaHeads) -> str | None:
     """Why the rule can't be had for such a model here, or None."""
     if device.type != "cuda":
         return f"its kernels are for a CUDA device, not {device}"
@@ -43,10 +43,10 @@ def lacks(dtype: torch.dtype, device: torch.device, spec: LinearSpec) -> str | N
         return f"its kernels are for compute capability {CAPABILITY}, {device} has {found}"
     if dtype != torch.bfloat16:
         return f"its kernels are for bfloat16, not {dtype}"
-    if (spec.k_dim, spec.v_dim) != (HEAD_DIM, HEAD_DIM):
-        return f"its kernels are for heads of {HEAD_DIM}, not {spec.k_dim} and {spec.v_dim}"
+    if (heads.k_dim, heads.v_dim) != (HEAD_DIM, HEAD_DIM):
+        return f"its kernels are for heads of {HEAD_DIM}, not {heads.k_dim} and {heads.v_dim}"
     # Of one head the step from head to head is lost on the way, and TMA refuses what stands there instead.
-    if spec.num_k_heads < 2:
+    if heads.num_k_heads < 2:
         return "its kernels take no single key head"
     package = importlib.util.find_spec("flashinfer")
     if package is None or package.origin is None:
@@ -56,7 +56,7 @@ def lacks(dtype: torch.dtype, device: torch.device, spec: LinearSpec) -> str | N
 
 
 class FlashInferRule:
-    """See PlanRule of memsvc.device.delta_rules. Whether it can be had, lacks says.
+    """See PlanRule of memsvc.device.delta_plan. Whether it can be had, lacks says.
 
     Whole sequences take one launch, in which a program goes through all rows of one, for one head. Pieces of sequences
     take four, and go at once: each from a state that is made up before, from what all earlier pieces do to a state.
@@ -66,34 +66,43 @@ class FlashInferRule:
     dtype = torch.bfloat16
 
     def __init__(
-        self, device: torch.device, *, piece: int | None = None, num_processors: int = 0, library: Any = None
+        self,
+        device: torch.device,
+        num_heads: int,
+        *,
+        piece: int | None = None,
+        num_processors: int = 0,
+        library: Any = None,
     ) -> None:
-        """piece: rows of each, a multiple of BLOCK; 0: whole sequences; None: as piece_rows says.
+        """num_heads: of v. piece: rows of each, a multiple of BLOCK; 0: whole sequences; None: as piece_rows says.
 
         num_processors: multiprocessors, if not those of device. library: in the place of the one that is built.
         """
+        self._num_heads = num_heads
         self._piece = piece
         self._num_processors = num_processors or torch.cuda.get_device_properties(device).multi_processor_count
         self._library = library or _load()
         # A norm by the root of the mean makes rows sqrt(HEAD_DIM) long.
         weight = torch.full((HEAD_DIM,), HEAD_DIM**-0.5 - 1.0, device=device)
         self._norm = ZeroCentredRMSNorm(weight, _EPSILON / HEAD_DIM)
+        self._maps = torch.empty(self._num_processors * 128, dtype=torch.uint8, device=device)
+        """Room for a TMA descriptor of each multiprocessor. Calls run one after the other."""
 
     def __call__(self, lens: Sequence[int], stage: Stage) -> Rule:
         """See PlanRule."""
         assert min(lens) > 0, f"{lens=}: the state after no rows would not be written"
         lengths = _Lengths(stage(np.cumsum([0, *lens]).astype(np.int64)), len(lens), sum(lens), max(lens))
+        size = self._piece
+        if size is None:
+            size = piece_rows(lens, self._num_heads, self._num_processors)
 
         def run(rows: DeltaRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            call = _Call.of(lengths, rows, state, self._norm, self._num_processors)
-            size = self._piece
-            if size is None:
-                size = piece_rows(lens, rows.v.shape[2], self._num_processors)
+            call = _Call.of(lengths, rows, state, self._norm, self._maps)
             if size:
                 call.parts(self._library, size)
             else:
                 call.whole(self._library)
-            return call.out[None, : lengths.num_rows], call.after.transpose(2, 3).contiguous()
+            return call.out[None, : lengths.num_rows], call.after.transpose(2, 3)
 
         return run
 
@@ -105,8 +114,10 @@ def piece_rows(lens: Sequence[int], num_heads: int, num_processors: int) -> int:
     """
     if 2 * len(lens) * num_heads >= num_processors or max(lens) < PARTS_ROWS:
         return 0
-    sizes = range(BLOCK, max(lens) + BLOCK, BLOCK)
-    return next(size for size in sizes if sum(-(-num // size) for num in lens) * num_heads <= num_processors)
+    # At least so many rows that there are no more pieces than fit.
+    first = cut(cut(sum(lens) * num_heads, num_processors), BLOCK) * BLOCK
+    sizes = range(first, max(lens) + BLOCK, BLOCK)
+    return next(size for size in sizes if sum(cut(num, size) for num in lens) * num_heads <= num_processors)
 
 
 @functools.cache
@@ -134,7 +145,7 @@ class _Lengths:
 
     def most(self, size: int) -> int:
         """Pieces of the longest sequence."""
-        return -(-self.longest // size)
+        return cut(self.longest, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +171,7 @@ class _Call:
 
     @classmethod
     def of(
-        cls, lengths: _Lengths, rows: DeltaRows, state: torch.Tensor, norm: ZeroCentredRMSNorm, num_processors: int
+        cls, lengths: _Lengths, rows: DeltaRows, state: torch.Tensor, norm: ZeroCentredRMSNorm, maps: torch.Tensor
     ) -> "_Call":
         """From what a rule is given."""
         q, k = (_normed(x[0], norm) for x in (rows.q, rows.k))
@@ -170,7 +181,6 @@ class _Call:
         else:
             v = rows.v[0]
         before = state.transpose(2, 3).contiguous()
-        maps = torch.empty(num_processors * 128, dtype=torch.uint8, device=v.device)
         return cls(
             lengths, q, k, v.contiguous(), decay.flatten(), beta.flatten(), before, torch.empty_like(before),
             torch.empty_like(v, memory_format=torch.contiguous_format), maps,

@@ -1,0 +1,128 @@
+"""A step's prompt chunks over pages: states and rows come out alike, whichever way the rule is computed."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from memsvc.device import delta_rules
+from memsvc.device.delta_plan import PlanRule
+from memsvc.device.delta_rules import PREFERRED, FlaRule, FlashInferRule, TorchRule, choose_rule, lacks
+from target_worker.attention import Span
+from target_worker.cuda.prompt_states import PromptStates
+from target_worker.cuda.states import DeviceStates
+from tests.support.delta_libraries import FakeLibrary, as_fla
+from tests.support.delta_rig import LAYERS, PAGE, Rig, spec_of
+from tests.support.kernel_bounds import allow_several_operands
+from tests.support.never_waits import never_waits
+
+SPEC = spec_of(num_k_heads=2, group=2, k_dim=128, v_dim=128)
+PROCESSORS = 8
+CHUNKS = {
+    "to page edges": {1: 2 * PAGE, 3: PAGE},
+    "past one, past none, past several": {1: PAGE + 1, 2: 1, 3: 3 * PAGE + 2, 4: 2},
+    "one row": {1: 1},
+}
+"""New rows by slot."""
+
+
+def by_flashinfer(piece: int) -> PlanRule:
+    library = FakeLibrary(SPEC, PROCESSORS)
+    return FlashInferRule(
+        torch.device("cpu"), SPEC.num_v_heads, piece=piece, num_processors=PROCESSORS, library=library
+    )
+
+
+RULES: dict[str, Callable[[], PlanRule]] = {
+    "fla": lambda: FlaRule(torch.bfloat16, as_fla),
+    "flashinfer": lambda: by_flashinfer(0),
+    "flashinfer in pieces": lambda: by_flashinfer(64),
+}
+
+
+@pytest.fixture(autouse=True)
+def rows_of_one_load_lie_in_ring_and_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_several_operands(monkeypatch)
+
+
+class Copies:
+    """A Stage that counts."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.num = device, 0
+
+    def __call__(self, values: np.ndarray) -> torch.Tensor:
+        self.num += 1
+        copy = torch.from_numpy(values.copy())
+        return copy.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else copy
+
+
+def run(
+    rule: PlanRule, chunks: dict[int, int], device: str = "cpu", within: Callable[[], Any] = nullcontext
+) -> tuple[Rig, list[torch.Tensor]]:
+    """Outputs of both layers, and where they have left the memory. within: what they are computed in."""
+    rig = Rig(device, torch.bfloat16, SPEC, seed=5)
+    states = DeviceStates(rig.own, rig.memory, None, [rig.site(layer) for layer in range(LAYERS)])  # type: ignore[arg-type]
+    spans, first = [], 0
+    for slot, num in chunks.items():
+        # Slot 1 begins at token 0; of the others some rows are in the ring.
+        spans.append(Span(slot, 0 if slot == 1 else rig.requests[slot].length, num, first))
+        first += num
+    copies, given = Copies(device), [rig.inputs(first) for _ in range(LAYERS)]
+    with within():
+        recur = PromptStates(states, rule, copies).plan(spans)
+        planned = copies.num
+        outs = [recur(layer, rows.raw, rows.gates) for layer, rows in enumerate(given)]
+        recur.finish()
+    assert copies.num == planned, "layers copy nothing to the device"
+    assert all(out.shape == (first, SPEC.num_v_heads, SPEC.v_dim) for out in outs)
+    return rig, outs
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_states_at_page_edges_are_those_of_torch(rule: Callable[[], PlanRule], chunks: dict[int, int]) -> None:
+    check(run(rule(), chunks), run(TorchRule(), chunks), chunks)
+
+
+def check(
+    run_one: tuple[Rig, list[torch.Tensor]], run_two: tuple[Rig, list[torch.Tensor]], chunks: dict[int, int]
+) -> None:
+    """What they computed is the same, and what they left, but for rounding."""
+    (rig, got), (other, want) = run_one, run_two
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine.float(), theirs, rtol=3e-2, atol=1e-2)
+    assert torch.equal(rig.tables.state_in, other.tables.state_in)
+    assert torch.equal(rig.tables.state_len, other.tables.state_len)
+    for slot in chunks:
+        pages = rig.tables.state_in[slot].long()
+        states, wanted = rig.own.states.read(pages), other.own.states.read(pages)
+        assert states.isfinite().all()
+        torch.testing.assert_close(states, wanted, rtol=3e-2, atol=1e-2)
+        assert torch.equal(rig.own.states.read_conv(pages), other.own.states.read_conv(pages))
+        ring = rig.tables.ring[slot].long()
+        assert torch.equal(rig.own.rings._raw[ring].view(torch.uint8), other.own.rings._raw[ring].view(torch.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+@pytest.mark.parametrize("name", PREFERRED)
+def test_the_host_never_waits_for_the_device(
+    name: str, chunks: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device("cuda")
+    if reason := lacks(name, torch.bfloat16, device, SPEC):
+        pytest.skip(reason)
+    monkeypatch.setattr(delta_rules, "PREFERRED", (name,))
+    rule = choose_rule(torch.bfloat16, device, SPEC)
+    assert rule.name == name
+    # Kernels are compiled and loaded first, which may wait.
+    run(rule, chunks, "cuda")
+    found = run(rule, chunks, "cuda", never_waits)
+    check(found, run(TorchRule(), chunks, "cuda"), chunks)
