@@ -103,7 +103,7 @@ def kernels() -> dict[str, Kernel]:
     }
     return {
         "whole_bf16": (
-            whole._FullyFusedDeltaRuleSm90(True, True, True, False, BF16),
+            whole._FullyFusedDeltaRuleSm90(True, True, True, False, BF16),  # noqa: SLF001  it has no other name
             (
                 queries(), columns(), columns(), columns(), *numbers(4), None, None, maps(), ends(), scale, *sizes(7),
                 1, stream,
