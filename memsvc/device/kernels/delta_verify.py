@@ -1,8 +1,8 @@
 """The gated delta net over verify blocks, two launches a layer: rows are replayed from the ring, then come the block's.
 
-The first has all rows at hand (delta_rows). A program of the second has a part of the columns of one head's state,
-takes all rows at once, on the tensor cores (delta_chunk). Where a page edge was passed the state at that edge is
-written first, and then is what the rows after it find.
+The first brings all rows together (delta_rows). A program of the second has a part of the columns of one head's state,
+and takes all rows at once, on the tensor cores (delta_chunk). Where a page edge was passed, it writes the state at that
+edge first, which is what the rows after it then find.
 """
 
 # pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
@@ -23,8 +23,6 @@ from memsvc.device.kernels.places import BlockRows
 
 LEAST = 16
 """Of rows and of columns: what tl.dot takes."""
-
-
 FEW, MANY = DeltaTile(64, 4), DeltaTile(128, 4, registers=168)
 FEW_HEADS = 96
 """FEW up to so many heads of all places together. All that a column has in common with its head is made once a part:
