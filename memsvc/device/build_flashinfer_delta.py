@@ -16,19 +16,26 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
 
-import cutlass
-import cutlass.cute as cute
-import torch
-import tvm_ffi
-from cutlass.base_dsl.runtime import cuda
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+try:
+    import cutlass
+    import cutlass.cute as cute
+    import torch
+    import tvm_ffi
+    from cutlass.base_dsl.runtime import cuda
+    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+except ImportError as missing:
+    # Whoever asks for --help has none of it yet.
+    sys.exit(f"{__doc__}\n{missing}")
 
+VERSIONS = {"flashinfer-python": "0.6.18", "nvidia-cutlass-dsl": "4.6.3"}
+"""Whose kernels and compiler fit the operands that are given here."""
 NAME = "gated_delta_prefill_sm90"
 """LIBRARY of memsvc.device.flashinfer_delta."""
 BF16, F32, I64 = cutlass.BFloat16, cutlass.Float32, cutlass.Int64
@@ -175,6 +182,9 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("out", type=Path, metavar="OUT")
     target = parser.parse_args().out / NAME / f"{NAME}.so"
+    for package, wanted in VERSIONS.items():
+        if not (found := version(package)).startswith(wanted):
+            parser.error(f"{package} {found} is installed, {wanted} is wanted")
     target.parent.mkdir(parents=True, exist_ok=True)
     # FlashInfer's decode kernels ask for a device when they are imported, and are left out if there is none.
     no_device = mock.patch.object(torch.cuda, "get_device_properties", side_effect=RuntimeError("no CUDA device"))
