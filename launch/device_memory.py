@@ -15,7 +15,7 @@ from launch.weight_bytes import draft_weight_bytes, target_weight_bytes
 from memsvc.device.buckets import bucket_sizes
 from memsvc.device.fixed_frames import SharedForm
 from target_worker.model.config import DTYPE_BYTES
-from target_worker.model.linear_spec import LinearSpec
+from target_worker.model.linear_spec import RING_PAGES, LinearSpec, ring_page_rows
 from target_worker.step_sizes import MOST_PROMPTS, prompt_buckets
 
 CONTEXT_BYTES = 756 << 20
@@ -71,6 +71,15 @@ class ForwardSizes:
         linear = self.linear
         return 3 * num_reqs * linear.value_size * linear.k_dim * _FLOAT32 if linear else 0
 
+    def replay_bytes(self, num_places: int, block_size: int, page_size: int, item: int) -> int:
+        """Rows of blocks in a recurrent layer, those that are replayed among them (kernels.delta_rows.RowsAtHand)."""
+        if self.linear is None:
+            return 0
+        keys, heads = self.linear.num_k_heads * self.linear.k_dim, self.linear.num_v_heads
+        # Keys and values, and of each head a sum in float64 and a number in float32.
+        row = (self.linear.conv_dim - keys) * item + heads * (8 + _FLOAT32)
+        return num_places * (RING_PAGES * ring_page_rows(page_size, block_size) * row + block_size * keys * item)
+
     def logits_bytes(self, num_rows: int, item: int) -> int:
         """Logits of so many rows, and once more in float32."""
         return num_rows * self.vocab_size * (item + _FLOAT32)
@@ -97,14 +106,14 @@ def device_parts(config: LaunchConfig, models: Models) -> list[DevicePart]:
     target = _target_sizes(models)
     weights = target_weight_bytes(models.target, config.dtype, models.fp8) - shared_bytes(config, models)
     places = bucket_sizes(config.cuda_graph_max_bs, config.max_running_requests)[-1]
-    rows = places * models.block_size
+    rows, block = places * models.block_size, (models.block_size, config.page_size)
     parts = [
         DevicePart("target weights", weights),
         DevicePart("target context", CONTEXT_BYTES),
         DevicePart("target workspaces", LIBRARY_BYTES + _eager_bytes(config, models, rows, item)),
         DevicePart(
             "target graphs",
-            _rounded(_graph_bytes(target, places, rows, item) + _prompt_graph_bytes(config, target, item)),
+            _rounded(_graph_bytes(target, places, *block, item) + _prompt_graph_bytes(config, target, item)),
         ),
     ]
     if models.draft is None:
@@ -118,7 +127,7 @@ def device_parts(config: LaunchConfig, models: Models) -> list[DevicePart]:
         DevicePart("draft weights", draft_weight_bytes(models.draft, config.dtype, folder)),
         DevicePart("draft context", CONTEXT_BYTES),
         DevicePart("draft workspaces", LIBRARY_BYTES + _rounded(features)),
-        DevicePart("draft graphs", _rounded(_graph_bytes(draft, places, rows, item))),
+        DevicePart("draft graphs", _rounded(_graph_bytes(draft, places, *block, item))),
     ]
 
 
@@ -145,9 +154,10 @@ def _eager_bytes(config: LaunchConfig, models: Models, block_rows: int, item: in
     return _rounded(rows + logits + table) + workspace
 
 
-def _graph_bytes(sizes: ForwardSizes, places: int, num_rows: int, item: int) -> int:
+def _graph_bytes(sizes: ForwardSizes, places: int, block_size: int, page_size: int, item: int) -> int:
     """The pool that all buckets share is as large as the largest needs it."""
-    scratch = sizes.scratch_bytes(places, num_rows // max(1, places))
+    num_rows = places * block_size
+    scratch = sizes.scratch_bytes(places, block_size) + sizes.replay_bytes(places, block_size, page_size, item)
     return sizes.layer_bytes(num_rows, item) + sizes.logits_bytes(num_rows, item) + scratch
 
 

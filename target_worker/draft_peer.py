@@ -74,6 +74,9 @@ class DraftPeer(ABC):
         self.check()
         if self._ready is not None:
             return False
+        # Before the next one is sent: whoever looks no more often than that would never see a reply to the newest.
+        if self._hello_sent and self._welcome(self._receive(0.0)):
+            return True
         now = time.monotonic()
         if now >= self._hello_at:
             self._hello_at = now + HELLO_INTERVAL_S

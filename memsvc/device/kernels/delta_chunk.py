@@ -37,10 +37,11 @@ def products(a, b, PRECISION: tl.constexpr):
 def weighted(weights, rows, total, PRECISION: tl.constexpr):
     """total and, for each row of weights, the sum of rows weighted so.
 
-    For rows of 16 bits a weight is the sum of two such numbers: 16 bits of it, where tf32 has 11.
+    For rows in bfloat16 a weight is the sum of two such numbers: 16 bits of it, where tf32 has 11. float16 has not the
+    range for that, but tf32 holds its numbers.
     """
-    if rows.dtype.primitive_bitwidth == 32:
-        return tl.dot(weights, rows, total, input_precision=PRECISION)
+    if rows.dtype != tl.bfloat16:
+        return tl.dot(weights, rows.to(tl.float32), total, input_precision=PRECISION)
     else:
         most = weights.to(rows.dtype)
         total = tl.dot(most, rows, total)

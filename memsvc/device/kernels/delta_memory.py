@@ -27,6 +27,8 @@ from memsvc.device.ring_pool import RingShape
 from memsvc.device.state_pool import StateShape
 from memsvc.wire.mem import KindLayout
 
+MOST_PAGE = 64
+"""Tokens of a page: all rows behind a page's edge are a tile of a program, and larger ones take minutes to compile."""
 _COPY, _COPY_WARPS = 2048, 4
 """Of a program that copies inputs of the convolution: channels at a time, and warps."""
 
@@ -67,6 +69,10 @@ class DeltaMemory:
         if not self.state.conv_rows <= min(page_size, 3):
             raise ValueError(
                 f"{self.state.conv_rows} rows before a row are convolved; 3 and a page of {page_size} at most"
+            )
+        if page_size > MOST_PAGE:
+            raise ValueError(
+                f"pages of {page_size} tokens, a hybrid's blocks are verified behind an edge of {MOST_PAGE} at most"
             )
         self.page_size = page_size
         self.tables = tables

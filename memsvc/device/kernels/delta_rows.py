@@ -29,6 +29,8 @@ GATE_HEADS = 16
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 _AT_A_TIME = tl.constexpr(8)
 """Rows whose values are on their way at the same time."""
+_ALL = tl.constexpr(-128.0)
+"""A gate of which e^g is 0 in float32."""
 _SILU = tl.constexpr("""{
     .reg .f32 y;
     mul.ftz.f32 y, $1, 0fBFB8AA3B;
@@ -143,8 +145,9 @@ def _sum_gates(heads, slot, decay, beta, HEADS: tl.constexpr, PAGE_ROWS: tl.cons
     tl.store(ring, g, mask=seen & is_new)
     tl.store(ring + HEADS, takes, mask=seen & is_new)
     row = heads[:, None] * MOST + tl.arange(0, PAD)[None, :]
-    # Of large sums differences are taken, which are near 0 between rows that forget little.
-    tl.store(decay + row, tl.cumsum(g.to(tl.float64), 1), mask=seen)
+    # Of large sums differences are taken, which are near 0 between rows that forget little. What is past float32 forgets
+    # all, and is no larger than that makes it: else float32, which models of 16 bits take differences in, were too coarse.
+    tl.store(decay + row, tl.cumsum(tl.maximum(g, _ALL).to(tl.float64), 1), mask=seen)
     tl.store(beta + row, takes, mask=seen)
 
 

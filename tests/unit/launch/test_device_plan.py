@@ -235,6 +235,16 @@ def test_a_hybrids_plan_holds_what_its_prompts_take(tmp_path: Path):
     assert sizes[0] > 1.2 * 3 * 32 * 48 * 128 * 128 * 4
 
 
+def test_a_hybrids_graphs_hold_the_rows_that_are_replayed(tmp_path: Path):
+    target, sizes = folder(tmp_path / "hybrid", HYBRID), []
+    for page in (16, 32):
+        config = LaunchConfig(**ON_CUDA, load_format="dummy", page_size=page)
+        models = read_models(config, target)
+        sizes.append({part.name: part.num_bytes for part in device_parts(config, models)}["target graphs"])
+    # 16 rows more of each of 32 requests: 8192 channels of keys and values, and 12 bytes of each of 48 heads.
+    assert sizes[1] - sizes[0] == pytest.approx(1.2 * 32 * 16 * (8192 * 2 + 48 * 12), abs=2)
+
+
 def test_what_is_taken_is_shown_beside_what_was_planned(tmp_path: Path):
     config = with_draft(tmp_path, **ON_CUDA, mem_bytes=GIB)
     plan = make_plan(config, models_of(tmp_path, config), card=CARD)[1]

@@ -57,6 +57,22 @@ def test_a_full_queue_of_hellos_is_no_error(link: SpecLink, rpc: ScriptedRpc) ->
     up(link, rpc)
 
 
+def test_a_reply_is_taken_before_the_next_hello_makes_it_an_old_one(link: SpecLink, rpc: ScriptedRpc) -> None:
+    plain = rpc.send
+
+    def send(msg: object) -> None:
+        plain(msg)
+        # As Rpc has it: replies to what was sent before are passed over.
+        rpc.replies.clear()
+
+    rpc.send = send  # type: ignore[method-assign]
+    assert not link.poll()
+    rpc.replies.append(READY)
+    link._hello_at = 0.0
+    assert link.poll()
+    assert len(rpc.sent) == 1
+
+
 @pytest.mark.parametrize(
     "reply",
     [

@@ -166,6 +166,43 @@ def test_what_is_forgotten_or_never_taken_in_and_rows_that_are_alike(device, mon
         run_step(case, [3])
 
 
+def error_of(monkeypatch, device, dtype, change):
+    """Largest error of some steps' outputs, relative to the largest output; change alters inputs."""
+    plain, worst = rig.Rig.inputs, 0.0
+
+    def inputs(self, num):
+        change(made := plain(self, num))
+        return made
+
+    monkeypatch.setattr(rig.Rig, "inputs", inputs)
+    case = rig.Rig(device, dtype, rig.spec_of(num_k_heads=1, group=2, k_dim=128, v_dim=16))
+    for _ in range(4):
+        case.poison()
+        rows, made = case.rows([1, 2, 3]), case.blocks([1, 2, 3])
+        got, want = delta_verify(made.raw, made.gates, rows, case.site(0)), case.want([1, 2, 3], 0, made)
+        case.want([1, 2, 3], 1, other := case.blocks([1, 2, 3]))
+        delta_verify(other.raw, other.gates, rows, case.site(1))
+        worst = max(worst, ((got - want).abs().max() / want.abs().max()).item())
+        move_states(rows, case.memory)
+        case.advance([1, 2, 3])
+    return worst
+
+
+def test_large_keys_cost_a_model_in_float16_no_precision(device, monkeypatch):
+    def change(made):
+        made.raw[:, :256] *= 3000
+
+    assert error_of(monkeypatch, device, torch.float16, change) < 2e-3
+
+
+def test_gates_that_forget_all_leave_small_ones_their_precision(device, monkeypatch):
+    def change(made):
+        made.gates[:, 0] = -0.01
+        made.gates[::3, 0] = -1e5
+
+    assert error_of(monkeypatch, device, torch.bfloat16, change) < 2e-3
+
+
 def test_blocks_of_one_row(device, monkeypatch):
     monkeypatch.setattr(rig, "BLOCK", 1)
     case = rig.Rig(device, torch.float32, rig.spec_of(num_k_heads=1))
@@ -246,6 +283,8 @@ def test_blocks_and_convolutions_that_rings_cannot_hold_are_refused(device):
     inputs = case.blocks([1])
     with pytest.raises(ValueError, match="do not go with 6 rows"):
         delta_verify(inputs.raw, inputs.gates, case.rows([1, 0]), case.site(0))
+    with pytest.raises(ValueError, match=r"pages of 128 tokens, .* 64 at most"):
+        DeltaMemory(case.arena, *zip(case.kinds, case.shapes, strict=True), case.tables, page_size=128)
     shapes = rig.shapes_of(rig.spec_of(kernel=5), torch.float32)
     kinds = rig.kinds_of(shapes)
     arena = torch.empty(rig.NUM_PAGES * kinds[0].stride_bytes, dtype=torch.uint8, device=device)
