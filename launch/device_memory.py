@@ -94,9 +94,10 @@ def _linear_row_bytes(spec: LinearSpec, item: int) -> int:
     """A row of a prompt in a recurrent layer: what is projected, and what the rule holds, by kernels or by torch."""
     projected = (spec.conv_dim + spec.value_size + 2 * spec.gate_width) * item
     heads = spec.num_v_heads * max(spec.k_dim, spec.v_dim)
-    # As convolved, q and k at unit length, what is solved of each row and two outputs, and a state for each chunk.
+    # As convolved, q and k at unit length, what is solved of each row and two outputs, and a state for each chunk. By
+    # torch q, k and v are there twice, once padded.
     by_kernels = (2 * spec.conv_dim - spec.value_size + 4 * heads + spec.value_size * spec.k_dim // CHUNK_ROWS) * item
-    by_torch = (spec.conv_dim + 3 * spec.value_size) * _FLOAT32
+    by_torch = (2 * spec.conv_dim + 3 * spec.value_size) * _FLOAT32
     return projected + max(by_kernels, by_torch)
 
 

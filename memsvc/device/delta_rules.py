@@ -4,6 +4,7 @@ FlashInfer's kernels and fla-core (flash-linear-attention's operators, MIT) are 
 do a model, the form of memsvc.device.gated_delta runs, on any device.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,25 +20,32 @@ from memsvc.device.slots import Stage
 
 __all__ = ["PREFERRED", "FlaRule", "FlashInferRule", "PlanRule", "Rule", "TorchRule", "choose_rule", "lacks"]
 
+logger = logging.getLogger(__name__)
+
 PREFERRED = ("flashinfer", "fla", "torch")
 """The first that can be had is taken; torch can always."""
 
 
 def choose_rule(dtype: torch.dtype, device: torch.device, heads: DeltaHeads) -> PlanRule:
-    """What is used for a model of that dtype."""
+    """What is used for a model of that dtype. Logs what would be preferred and can't be had."""
     makers: dict[str, Callable[[], PlanRule]] = {
         "flashinfer": lambda: FlashInferRule(device, heads.num_v_heads),
         "fla": lambda: FlaRule(dtype),
         "torch": TorchRule,
     }
-    return makers[next(name for name in PREFERRED if lacks(name, dtype, device, heads) is None)]()
+    for name in PREFERRED:
+        reason = lacks(name, dtype, device, heads)
+        if reason is None:
+            return makers[name]()
+        logger.info("gated delta nets prompts=%s can't be had: %s", name, reason)
+    raise AssertionError(f"none of {PREFERRED} can be had: torch always can")
 
 
 def lacks(name: str, dtype: torch.dtype, device: torch.device, heads: DeltaHeads) -> str | None:
     """Why one of PREFERRED can't be had for such a model here, or None."""
     if name == "flashinfer":
         return flashinfer_delta.lacks(dtype, device, heads)
-    return fla_delta.lacks(dtype, device) if name == "fla" else None
+    return fla_delta.lacks(dtype, device, heads) if name == "fla" else None
 
 
 class TorchRule:

@@ -31,12 +31,21 @@ HEAD_DIM, CAPABILITY = 128, 9
 BLOCK = 64
 """Rows that the kernels compute at once."""
 PARTS_ROWS = 1024
-"""Of the longest sequence, from which on it may be cut into pieces. Not measured yet."""
+"""Of the longest sequence, from which on it may be cut into pieces.
+
+docs/benchmarks/delta-prefill-h200.json measured what piece_rows chose (one sequence of 1024: 107 us, in pieces); the
+two ways were not set side by side.
+"""
+FUNCTIONS = (
+    "whole_bf16", "parts_t_bf16", "parts_mn_bf16", "parts_fix_few", "parts_fix_some", "parts_fix_many",
+    "parts_out_bf16",
+)  # fmt: skip
+"""Of the library, all of which it has to have."""
 _EPSILON = 1e-6
 
 
 def lacks(dtype: torch.dtype, device: torch.device, heads: DeltaHeads) -> str | None:
-    """Why the rule can't be had for such a model here, or None."""
+    """Why the rule can't be had for such a model here, or None. Loads the library if all else fits."""
     if device.type != "cuda":
         return f"its kernels are for a CUDA device, not {device}"
     if (found := torch.cuda.get_device_capability(device)[0]) != CAPABILITY:
@@ -52,7 +61,14 @@ def lacks(dtype: torch.dtype, device: torch.device, heads: DeltaHeads) -> str | 
     if package is None or package.origin is None:
         return "flashinfer is not installed"
     built = Path(package.origin).parent / "data" / "aot" / LIBRARY / f"{LIBRARY}.so"
-    return None if built.exists() else f"FlashInfer's {LIBRARY}.so is not built"
+    if not built.exists():
+        return f"FlashInfer's {LIBRARY}.so is not built"
+    try:
+        _load()
+    except Exception as error:
+        # Whatever another version of FlashInfer, or of what it loads libraries with, may raise: there are other rules.
+        return f"FlashInfer's {LIBRARY}.so can't be used: {str(error)[:300]}"
+    return None
 
 
 class FlashInferRule:
@@ -71,21 +87,21 @@ class FlashInferRule:
         num_heads: int,
         *,
         piece: int | None = None,
-        num_processors: int = 0,
+        num_sms: int = 0,
         library: Any = None,
     ) -> None:
         """num_heads: of v. piece: rows of each, a multiple of BLOCK; 0: whole sequences; None: as piece_rows says.
 
-        num_processors: multiprocessors, if not those of device. library: in the place of the one that is built.
+        num_sms: multiprocessors, if not those of device. library: in the place of the one that is built.
         """
         self._num_heads = num_heads
         self._piece = piece
-        self._num_processors = num_processors or torch.cuda.get_device_properties(device).multi_processor_count
+        self._num_sms = num_sms or torch.cuda.get_device_properties(device).multi_processor_count
         self._library = library or _load()
         # A norm by the root of the mean makes rows sqrt(HEAD_DIM) long.
         weight = torch.full((HEAD_DIM,), HEAD_DIM**-0.5 - 1.0, device=device)
         self._norm = ZeroCentredRMSNorm(weight, _EPSILON / HEAD_DIM)
-        self._maps = torch.empty(self._num_processors * 128, dtype=torch.uint8, device=device)
+        self._tensormaps = torch.empty(self._num_sms * 128, dtype=torch.uint8, device=device)
         """Room for a TMA descriptor of each multiprocessor. Calls run one after the other."""
 
     def __call__(self, lens: Sequence[int], stage: Stage) -> Rule:
@@ -94,10 +110,10 @@ class FlashInferRule:
         lengths = _Lengths(stage(np.cumsum([0, *lens]).astype(np.int64)), len(lens), sum(lens), max(lens))
         size = self._piece
         if size is None:
-            size = piece_rows(lens, self._num_heads, self._num_processors)
+            size = piece_rows(lens, self._num_heads, self._num_sms)
 
         def run(rows: DeltaRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            call = _Call.of(lengths, rows, state, self._norm, self._maps)
+            call = _Call.of(lengths, rows, state, self._norm, self._tensormaps)
             if size:
                 call.parts(self._library, size)
             else:
@@ -107,24 +123,29 @@ class FlashInferRule:
         return run
 
 
-def piece_rows(lens: Sequence[int], num_heads: int, num_processors: int) -> int:
+def piece_rows(lens: Sequence[int], num_heads: int, num_sms: int) -> int:
     """Rows of a piece, a multiple of BLOCK, or 0 for whole sequences.
 
     Pieces are for long sequences that leave more than half of the device idle, and all of all heads are on it at once.
     """
-    if 2 * len(lens) * num_heads >= num_processors or max(lens) < PARTS_ROWS:
+    if 2 * len(lens) * num_heads >= num_sms or max(lens) < PARTS_ROWS:
         return 0
     # At least so many rows that there are no more pieces than fit.
-    first = cut(cut(sum(lens) * num_heads, num_processors), BLOCK) * BLOCK
+    first = cut(cut(sum(lens) * num_heads, num_sms), BLOCK) * BLOCK
     sizes = range(first, max(lens) + BLOCK, BLOCK)
-    return next(size for size in sizes if sum(cut(num, size) for num in lens) * num_heads <= num_processors)
+    return next(size for size in sizes if sum(cut(num, size) for num in lens) * num_heads <= num_sms)
 
 
 @functools.cache
 def _load() -> Any:
+    """The library. Raises AttributeError if it lacks one of FUNCTIONS."""
     # Without this FlashInfer would go to look for a compiler if the library can't be loaded.
     os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
-    return importlib.import_module("flashinfer.jit.core").gen_jit_spec(LIBRARY, []).build_and_load()
+    library = importlib.import_module("flashinfer.jit.core").gen_jit_spec(LIBRARY, []).build_and_load()
+    # A name is looked up when it is first used, which would be in a step.
+    for name in FUNCTIONS:
+        getattr(library, name)
+    return library
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,32 +179,32 @@ class _Call:
     k: torch.Tensor
     v: torch.Tensor
     """[t, v_heads, HEAD_DIM]"""
-    decay: torch.Tensor
-    """e^g, float32 [t * v_heads]"""
+    alpha: torch.Tensor
+    """e^g, float32 [t * v_heads]: what a row leaves of the state"""
     beta: torch.Tensor
     state: torch.Tensor
     """float32 [n, v_heads, v_dim, k_dim]: before the rows,"""
     after: torch.Tensor
     """and after them."""
     out: torch.Tensor
-    maps: torch.Tensor
+    tensormaps: torch.Tensor
     """Room for a TMA descriptor of each multiprocessor."""
 
     @classmethod
     def of(
-        cls, lengths: _Lengths, rows: DeltaRows, state: torch.Tensor, norm: ZeroCentredRMSNorm, maps: torch.Tensor
+        cls, lengths: _Lengths, rows: DeltaRows, state: torch.Tensor, norm: ZeroCentredRMSNorm, tensormaps: torch.Tensor
     ) -> "_Call":
         """From what a rule is given."""
         q, k = (_normed(x[0], norm) for x in (rows.q, rows.k))
-        decay, beta = rows.g[0].exp(), rows.beta[0]
+        alpha, beta = rows.g[0].exp(), rows.beta[0]
         if lengths.num_rows == 1:
-            q, k, v, decay, beta = (_with_one_more(x) for x in (q, k, rows.v[0], decay, beta))
+            q, k, v, alpha, beta = (_with_one_more(x) for x in (q, k, rows.v[0], alpha, beta))
         else:
             v = rows.v[0]
         before = state.transpose(2, 3).contiguous()
         return cls(
-            lengths, q, k, v.contiguous(), decay.flatten(), beta.flatten(), before, torch.empty_like(before),
-            torch.empty_like(v, memory_format=torch.contiguous_format), maps,
+            lengths, q, k, v.contiguous(), alpha.flatten(), beta.flatten(), before, torch.empty_like(before),
+            torch.empty_like(v, memory_format=torch.contiguous_format), tensormaps,
         )  # fmt: skip
 
     @property
@@ -195,8 +216,8 @@ class _Call:
         """Sequences, each from its state to its end."""
         num, num_heads = self.lengths.num, self.v.shape[1]
         library.whole_bf16(
-            self.q.permute(0, 2, 1), *map(_columns, (self.k, self.v, self.out)), self.decay, self.beta,
-            self.after.flatten(), self.state.flatten(), None, None, self.maps, self.lengths.ends, HEAD_DIM**-0.5,
+            self.q.permute(0, 2, 1), *map(_columns, (self.k, self.v, self.out)), self.alpha, self.beta,
+            self.after.flatten(), self.state.flatten(), None, None, self.tensormaps, self.lengths.ends, HEAD_DIM**-0.5,
             *self.heads, num, 1, 0, num * num_heads,
         )  # fmt: skip
 
@@ -212,7 +233,7 @@ class _Call:
         form = (num_pieces, num_heads, HEAD_DIM, HEAD_DIM)
         moves, gains, starts = (self.state.new_empty(form) for _ in range(3))
         library.parts_mn_bf16(
-            k, v, _squares(inverse), self.decay, moves.flatten(), gains.flatten(), lengths.ends, size,
+            k, v, _squares(inverse), self.alpha, moves.flatten(), gains.flatten(), lengths.ends, size,
             *self.heads[1:], num_pieces, most, num,
         )  # fmt: skip
         kind = "few" if num_heads <= 8 else "some" if num_heads <= 16 else "many"
@@ -221,8 +242,8 @@ class _Call:
             num, num_heads,
         )  # fmt: skip
         library.parts_out_bf16(
-            self.q.permute(0, 2, 1), k, v, _squares(inverse), _columns(self.out), self.decay, self.after.flatten(),
-            starts.flatten(), self.state.flatten(), self.maps, lengths.ends, HEAD_DIM**-0.5, *self.heads, size,
+            self.q.permute(0, 2, 1), k, v, _squares(inverse), _columns(self.out), self.alpha, self.after.flatten(),
+            starts.flatten(), self.state.flatten(), self.tensormaps, lengths.ends, HEAD_DIM**-0.5, *self.heads, size,
             num_pieces, most, num,
         )  # fmt: skip
 

@@ -53,6 +53,9 @@ class CudaEngine:
         exchange = Exchange.of(base)
         self._lane = self.lane(Words.of_target(exchange.slots))
         self._work = self._make_work(exchange)
+        if base.arena.is_cuda:
+            # All of this was filled on the default stream, for which the lane's does not wait.
+            torch.cuda.synchronize(base.arena.device)
         self._warm_up()
         # After everything else that takes memory, which the graphs' pool would otherwise be cut into.
         self._capture_s, self._graph_bytes = self._work.capture()
@@ -165,9 +168,12 @@ class CudaEngine:
         logger.info("kernels of prompts compile_s=%.1f", time.monotonic() - started)
 
     def _take_most(self) -> None:
-        """The largest step, of nobody: a capture has given back what steps had taken, and others would take it now."""
+        """Run the largest step once more, of nobody.
+
+        A capture empties torch's cache. So this process, and no other, holds that step's memory from the start on.
+        """
         config = self._base.config
-        # A trace would count the blocks.
+        # With spec_trace >= DEVICE_TIMES blocks are left out of it, and so is their memory: the trace would count them.
         num_blocks = 0 if self._work.times is not None else config.max_running_requests - 1
         chunks = _nobodys_chunks(config.max_prefill_tokens, config.context_len, 1)
         self._work.put(Order(clear=[], members=[0] * num_blocks, chunks=chunks), lambda: None)

@@ -115,12 +115,13 @@ class PromptRecur:
         )
         places = firsts + _positions(pieces) - starts
         is_new = _positions(pieces) >= starts
+        is_whole, is_in_order = is_new.all(), np.array_equal(places, np.arange(self._num_rows))
         slots, own, empty, found, placed = self._prompts.ints(
             [piece.slot for piece in pieces],
             [piece.is_own for piece in pieces],
             [place for place, piece in enumerate(pieces) if piece.begin == 0],
-            np.flatnonzero(is_new),
-            places[is_new],
+            [] if is_whole else np.flatnonzero(is_new),
+            [] if is_in_order else places[is_new],
         )
         tables = self._states.memory.tables
         read, written = (table.index_select(0, slots) for table in (tables.state_in, tables.state_out))
@@ -129,8 +130,8 @@ class PromptRecur:
             pages=torch.where(own[:, None] > 0, written, read).t().long(),
             empty=empty,
             rule=self._prompts.rule(lens, self._prompts.stage),
-            found=None if is_new.all() else found,
-            places=None if np.array_equal(places, np.arange(self._num_rows)) else placed,
+            found=None if is_whole else found,
+            places=None if is_in_order else placed,
         )
 
     def _keep(self, spans: Sequence[DeltaSpan], before: list[_Piece]) -> None:
@@ -175,11 +176,11 @@ class PromptRecur:
         return self._in_order(outs)
 
     def _in_order(self, outs: list[tuple[_Part, torch.Tensor]]) -> torch.Tensor:
-        """Outputs of the batch's rows. Of whole pages from one place in the text each, they are so already."""
-        part, out = outs[0]
-        if part.places is None:
-            return out
-        result = out.new_empty((self._num_rows, *out.shape[1:]))
+        """Outputs of the batch's rows. Places that are None: the part has them all, in order, and is alone."""
+        first, whole = outs[0]
+        if first.places is None:
+            return whole
+        result = whole.new_empty((self._num_rows, *whole.shape[1:]))
         for part, out in outs:
             assert part.places is not None, "one part has all rows, and another some"
             result.index_copy_(0, part.places, out if part.found is None else out.index_select(0, part.found))

@@ -36,13 +36,13 @@ def check_strides(x: torch.Tensor, *shape: int) -> None:
 class FakeLibrary:
     """FlashInfer's seven functions, by gated_delta_rule. The parts before the last note what they were given."""
 
-    def __init__(self, spec: LinearSpec, num_processors: int) -> None:
+    def __init__(self, spec: LinearSpec, num_sms: int) -> None:
         self.called: list[str] = []
-        self.num_processors = num_processors
+        self.num_sms = num_sms
         self.num_k, self.num_v = spec.num_k_heads, spec.num_v_heads
         self.heads = (self.num_k, self.num_k, self.num_v, self.num_v)
 
-    def _compute(self, q, k, v, out, decay, beta, after, state, ends, scale):
+    def _compute(self, q, k, v, out, alpha, beta, after, state, ends, scale):
         num_k, num_v = self.num_k, self.num_v
         assert len(q) > 1, "the step from row to row would be lost"
         assert scale == HEAD_DIM**-0.5
@@ -53,21 +53,21 @@ class FakeLibrary:
             assert x.shape[1] == num_k
             assert float((x.norm(dim=-1) - 1).abs().max()) < 5e-3
         form = (-1, num_v, HEAD_DIM, HEAD_DIM)
-        decay, beta = (x.view(-1, num_v)[:num_rows] for x in (decay, beta))
-        rows = DeltaRows(*(x[None] for x in (q, k, v, decay.log(), beta)))
+        alpha, beta = (x.view(-1, num_v)[:num_rows] for x in (alpha, beta))
+        rows = DeltaRows(*(x[None] for x in (q, k, v, alpha.log(), beta)))
         for place, (first, end) in enumerate(pairwise(ends.tolist())):
             start = state.view(form)[place : place + 1].transpose(2, 3).clone()
             found, kept = gated_delta_rule(rows.part(first, end), start, [end - first], 0)
             out.permute(1, 2, 0)[first:end] = found[0].bfloat16()
             after.view(form)[place] = kept.states[0].transpose(1, 2)
 
-    def whole_bf16(self, q, k, v, out, decay, beta, after, state, no, none, maps, ends, scale, *sizes):
+    def whole_bf16(self, q, k, v, out, alpha, beta, after, state, no, none, tensormaps, ends, scale, *sizes):
         self.called.append("whole")
         assert (no, none) == (None, None)
-        assert len(maps) == self.num_processors * 128
+        assert len(tensormaps) == self.num_sms * 128
         num = len(ends) - 1
         assert sizes == (*self.heads, num, 1, 0, num * self.num_v)
-        self._compute(q, k, v, out, decay, beta, after, state, ends, scale)
+        self._compute(q, k, v, out, alpha, beta, after, state, ends, scale)
 
     def parts_t_bf16(self, k, beta, inverse, ends, num_k, num_heads, num_blocks, most, num):
         self.called.append("t")
@@ -81,7 +81,7 @@ class FakeLibrary:
         assert most == -(-max(lens) // BLOCK)
         self.beta, self.inverse = beta, inverse
 
-    def parts_mn_bf16(self, k, v, inverse, decay, moves, gains, ends, size, *sizes):
+    def parts_mn_bf16(self, k, v, inverse, alpha, moves, gains, ends, size, *sizes):
         self.called.append("mn")
         assert inverse.data_ptr() == self.inverse.data_ptr()
         check_strides(inverse, BLOCK, BLOCK, self.num_v, len(self.inverse) // (self.num_v * BLOCK**2))
@@ -110,9 +110,9 @@ class FakeLibrary:
         assert sizes == (self.size, self.num_pieces, len(ends) - 1, self.num_v)
         self.starts = starts
 
-    def parts_out_bf16(self, q, k, v, inverse, out, decay, after, starts, state, maps, ends, scale, *sizes):
+    def parts_out_bf16(self, q, k, v, inverse, out, alpha, after, starts, state, tensormaps, ends, scale, *sizes):
         self.called.append("out")
         assert inverse.data_ptr() == self.inverse.data_ptr()
         assert starts.data_ptr() == self.starts.data_ptr()
         assert sizes == (*self.heads, self.size, self.num_pieces, self.most, len(ends) - 1)
-        self._compute(q, k, v, out, decay, self.beta, after, state, ends, scale)
+        self._compute(q, k, v, out, alpha, self.beta, after, state, ends, scale)

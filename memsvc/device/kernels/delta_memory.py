@@ -28,7 +28,10 @@ from memsvc.device.state_pool import StateShape
 from memsvc.wire.mem import KindLayout
 
 MOST_PAGE = 64
-"""Tokens of a page: all rows behind a page's edge are a tile of a program, and larger ones take minutes to compile."""
+"""Tokens of a page: all rows behind a page's edge are a tile of a program, and larger ones take minutes to compile.
+
+A start refuses more by target_worker.model.linear_spec.MOST_DEVICE_PAGE.
+"""
 _COPY, _COPY_WARPS = 2048, 4
 """Of a program that copies inputs of the convolution: channels at a time, and warps."""
 
@@ -102,8 +105,7 @@ class DeltaMemory:
         tables, ring = self.tables, self.ring
         return {
             "ring_raw": self.ring_raw, "members": rows.members, "lengths": rows.lengths, "done": rows.done,
-            "state_len": tables.state_len, "state_in": tables.state_in, "state_out": tables.state_out,
-            "ring": tables.ring, "ring_stride": self.ring_raw.stride(0), "conv_stride": self.conv.stride(0),
+            "state_len": tables.state_len, "state_in": tables.state_in, "ring": tables.ring, "ring_stride": self.ring_raw.stride(0), "conv_stride": self.conv.stride(0),
             "LAYERS": tables.state_in.shape[1], "PAGE": self.page_size, "CONV": ring.conv_dim,
             "KERNEL": self.state.conv_rows + 1, "PAGE_ROWS": ring.page_rows, "RING_PAGES": ring.num_pages,
         }  # fmt: skip
@@ -180,7 +182,10 @@ def move_states(rows: BlockRows, memory: DeltaMemory) -> None:
     common = memory.arguments(rows)
     copy = min(_COPY, padded(memory.ring.conv_dim))
     num_layers = memory.tables.state_in.shape[1]
-    launch(_move_inputs, (num_layers, len(rows.members)), _COPY_WARPS, memory.conv, COPY=copy, **common)
+    launch(
+        _move_inputs, (num_layers, len(rows.members)), _COPY_WARPS, memory.conv, state_out=memory.tables.state_out,
+        COPY=copy, **common,
+    )  # fmt: skip
     launch(
         _move_lengths, (len(rows.members),), 1, rows.members, rows.lengths, rows.done, memory.tables.state_len,
         PAGE=memory.page_size,

@@ -2,7 +2,7 @@
 
 Rows [s, L) of a slot lie in the ring, [L, L + B) in the block; the convolution reaches a few rows further back, which
 lie with the state that stands at s. A layer's first launch brings them together, rounded to the model's dtype as those
-of prompts are, and puts the block's into the ring: of what heads share nothing is then done by each of them.
+of prompts are (sums are fused here, so a row may differ from a prompt's in its last bit), and puts the block's into the ring: of what heads share nothing is then done by each of them.
 """
 
 # pyright: reportMissingImports=false, reportInvalidTypeForm=false, reportIndexIssue=false
@@ -78,7 +78,7 @@ def _ring_pages(ring, ids, stride, WIDTH: tl.constexpr, PAGE_ROWS: tl.constexpr)
 
 
 @triton.jit
-def _in_ring(position, pages, turn, WIDTH: tl.constexpr, PAGE_ROWS: tl.constexpr):
+def _ring_address(position, pages, turn, WIDTH: tl.constexpr, PAGE_ROWS: tl.constexpr):
     """Addresses of rows from s on."""
     row = position - turn
     row = tl.where(row >= PAGE_ROWS * len(pages), row - PAGE_ROWS * len(pages), row)
@@ -91,7 +91,7 @@ def _in_ring(position, pages, turn, WIDTH: tl.constexpr, PAGE_ROWS: tl.constexpr
 @triton.jit
 def _find_raw(position, slot, CONV: tl.constexpr, KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr):
     """(address of the raw inputs of a row, whether they are more than zeros)."""
-    at = _in_ring(position, slot.ring_raw, slot.turn, CONV, PAGE_ROWS)
+    at = _ring_address(position, slot.ring_raw, slot.turn, CONV, PAGE_ROWS)
     at = tl.where(position < slot.length, at, slot.raw + (position - slot.length) * slot.raw_stride)
     before = position - slot.first
     at = tl.where(before < 0, slot.conv_rows + (before + KERNEL - 1) * CONV, at)
@@ -126,7 +126,7 @@ def _convolve(begin, out, out_stride, channels, seen, slot, conv, CONV: tl.const
             for tap in tl.static_range(KERNEL):
                 total += rows[i + tap].to(tl.float32) * weights[tap]
             is_row = position < slot.end
-            to = _in_ring(position, slot.ring_raw, slot.turn, CONV, PAGE_ROWS)
+            to = _ring_address(position, slot.ring_raw, slot.turn, CONV, PAGE_ROWS)
             tl.store(to + channels, rows[i + KERNEL - 1], mask=seen & is_row & (position >= slot.length))
             to = out + (position - begin) * out_stride
             tl.store(to + channels, _silu(total).to(out.dtype.element_ty), mask=seen & is_row)
@@ -138,7 +138,7 @@ def _sum_gates(heads, slot, decay, beta, HEADS: tl.constexpr, PAGE_ROWS: tl.cons
     """Gates of rows [s, L + B) of some heads: sums of g up to each row, and beta. The block's go into the ring."""
     at = slot.first + tl.arange(0, PAD)
     seen, is_new = (at < slot.end)[None, :] & (heads < HEADS)[:, None], (at >= slot.length)[None, :]
-    ring = _in_ring(at, slot.ring_gates, slot.turn, 2 * HEADS, PAGE_ROWS)[None, :] + heads[:, None]
+    ring = _ring_address(at, slot.ring_gates, slot.turn, 2 * HEADS, PAGE_ROWS)[None, :] + heads[:, None]
     block = (slot.gates + (at - slot.length) * slot.gates_stride)[None, :] + heads[:, None]
     g = tl.load(tl.where(is_new, block, ring), mask=seen, other=0.0)
     takes = tl.load(tl.where(is_new, block + slot.beta_stride, ring + HEADS), mask=seen, other=0.0)
@@ -219,12 +219,10 @@ def bring_rows(raw: torch.Tensor, gates: torch.Tensor, rows: BlockRows, site: De
         beta=torch.empty((num, heads, most), dtype=torch.float32, device=device),
     )  # fmt: skip
     channels = min(CHANNELS, padded(others))
-    names = memory.arguments(rows)
-    names.pop("state_out")
     _bring[cut(keys, channels) + cut(others, channels) + cut(heads, GATE_HEADS), num](
         raw, gates, site.conv, at_hand.q, at_hand.kv, at_hand.decay, at_hand.beta, memory.conv,
         ring_gates=memory.ring_gates, layer=site.layer, raw_stride=raw.stride(0), gates_stride=gates.stride(0),
         beta_stride=gates.stride(1), ring_gates_stride=memory.ring_gates.stride(0), B=size, KEYS=keys, HEADS=heads,
-        MOST=most, PAD=padded(most), CHANNELS=channels, GATE_HEADS=GATE_HEADS, **names, num_warps=WARPS,
+        MOST=most, PAD=padded(most), CHANNELS=channels, GATE_HEADS=GATE_HEADS, **memory.arguments(rows), num_warps=WARPS,
     )  # fmt: skip
     return at_hand

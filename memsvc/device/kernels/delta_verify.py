@@ -234,7 +234,6 @@ def delta_verify(raw: torch.Tensor, gates: torch.Tensor, rows: BlockRows, site: 
         )
     assert raw.stride(1) == gates.stride(2) == 1, f"strides {raw.stride()} of raw, {gates.stride()} of gates"
     assert conv.is_contiguous(), f"strides {conv.stride()} of conv"
-    memory.check_block(size)
     at_hand = bring_rows(raw, gates, rows, site)
     out = torch.empty((rows.num_rows, heads, form.v_dim), dtype=torch.float32, device=raw.device)
     tile = site.tile or choose_tile(heads * len(rows.members))

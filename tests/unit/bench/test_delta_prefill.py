@@ -75,6 +75,7 @@ def test_a_rule_that_is_not_there_is_a_row_that_says_why(name: str):
 def test_rules_are_those_of_their_names(monkeypatch: pytest.MonkeyPatch):
     packages: dict[str, object] = {}
     monkeypatch.setattr(fla_delta.importlib.util, "find_spec", packages.get)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(flashinfer_delta, "lacks", lambda dtype, device, heads: None)
     monkeypatch.setattr(delta_prefill, "FlaRule", lambda dtype: ("fla", dtype))
     monkeypatch.setattr(delta_prefill, "FlashInferRule", lambda device, num_heads, piece: ("flashinfer", piece))

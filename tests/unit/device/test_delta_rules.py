@@ -1,5 +1,6 @@
 """Sequences one after another are computed as each alone, by the first way of a list that can be had."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,16 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(delta_rules.fla_delta.importlib.util, "find_spec", found.get)
     monkeypatch.setattr(delta_rules, "FlaRule", lambda *given: Made("fla", *given))
     monkeypatch.setattr(delta_rules, "FlashInferRule", lambda *given: Made("flashinfer", *given))
+    monkeypatch.setattr(delta_rules.flashinfer_delta, "_load", lambda: object())
     return found
+
+
+def add_library(installed: dict[str, Any], folder: Any) -> None:
+    library = folder / "data" / "aot" / "gated_delta_prefill_sm90" / "gated_delta_prefill_sm90.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    installed["flashinfer"] = Made("package")
+    installed["flashinfer"].origin = str(folder / "__init__.py")
 
 
 def test_the_first_that_can_be_had_is_taken(installed: dict[str, Any], tmp_path: Any) -> None:
@@ -66,11 +76,7 @@ def test_the_first_that_can_be_had_is_taken(installed: dict[str, Any], tmp_path:
     chosen = choose_rule(torch.bfloat16, CUDA, LARGE)
     assert isinstance(chosen, Made)
     assert (chosen.name, *chosen.given) == ("fla", torch.bfloat16)
-    library = tmp_path / "data" / "aot" / "gated_delta_prefill_sm90" / "gated_delta_prefill_sm90.so"
-    library.parent.mkdir(parents=True)
-    library.touch()
-    installed["flashinfer"] = Made("package")
-    installed["flashinfer"].origin = str(tmp_path / "__init__.py")
+    add_library(installed, tmp_path)
     chosen = choose_rule(torch.bfloat16, CUDA, LARGE)
     assert isinstance(chosen, Made)
     assert (chosen.name, *chosen.given) == ("flashinfer", CUDA, 48)
@@ -83,6 +89,20 @@ def test_one_list_says_what_is_preferred(installed: dict[str, Any], monkeypatch:
     installed["fla"] = object()
     monkeypatch.setattr(delta_rules, "PREFERRED", ("torch", "fla"))
     assert choose_rule(torch.bfloat16, CUDA, LARGE).name == "torch"
+
+
+def test_a_library_that_does_not_load_is_passed_over_with_a_word(
+    installed: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load() -> None:
+        raise AttributeError("Module has no function 'parts_fix_few'")
+
+    monkeypatch.setattr(delta_rules.flashinfer_delta, "_load", load)
+    installed["fla"] = object()
+    add_library(installed, tmp_path)
+    with caplog.at_level(logging.INFO):
+        assert choose_rule(torch.bfloat16, CUDA, LARGE).name == "fla"
+    assert [line for line in caplog.messages if "flashinfer" in line and "'parts_fix_few'" in line]
 
 
 def test_each_says_why_it_cannot_be_had(installed: dict[str, Any]) -> None:

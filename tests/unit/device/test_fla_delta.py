@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +16,7 @@ from memsvc.device import fla_delta
 from memsvc.device.delta_rules import TorchRule
 from memsvc.device.fla_delta import CHUNK, Chunks, FlaRule, find_kernels
 from memsvc.device.gated_delta import DeltaRows
+from target_worker.model.linear_spec import LinearSpec
 from tests.support.delta_libraries import as_fla
 from tests.support.kernels import is_interpreted, mend_interpreter
 from tests.support.never_waits import never_waits
@@ -48,18 +50,23 @@ def test_the_index_of_chunks_is_one_copy() -> None:
     copies = []
     chunks = Chunks.of([CHUNK, 1, 2 * CHUNK + 1], lambda values: copies.append(values) or stage(values))
     assert len(copies) == 1
-    assert chunks.ends.tolist() == [0, 64, 65, 194]
-    assert chunks.index.tolist() == [[0, 0], [1, 0], [2, 0], [2, 1], [2, 2]]
-    assert chunks.firsts.tolist() == [0, 1, 2, 5]
+    assert chunks.cu_seqlens.tolist() == [0, 64, 65, 194]
+    assert chunks.chunk_indices.tolist() == [[0, 0], [1, 0], [2, 0], [2, 1], [2, 2]]
+    assert chunks.chunk_offsets.tolist() == [0, 1, 2, 5]
     assert all(
-        part.dtype == torch.int64 and part.is_contiguous() for part in (chunks.ends, chunks.index, chunks.firsts)
+        part.dtype == torch.int64 and part.is_contiguous()
+        for part in (chunks.cu_seqlens, chunks.chunk_indices, chunks.chunk_offsets)
     )
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 4])
 def test_kernels_see_all_of_it_at_multiples_of_16_bytes(num: int) -> None:
     chunks = Chunks.of([CHUNK + 1] * num, stage)
-    assert [part.storage_offset() % 2 for part in (chunks.ends, chunks.index, chunks.firsts)] == [0, 0, 0]
+    assert [part.storage_offset() % 2 for part in (chunks.cu_seqlens, chunks.chunk_indices, chunks.chunk_offsets)] == [
+        0,
+        0,
+        0,
+    ]
 
 
 def test_its_entry_is_called_with_what_it_asks_for() -> None:
@@ -121,7 +128,7 @@ def test_each_kernel_is_launched_with_all_of_its_parameters(kernels: dict[str, R
 
 @pytest.mark.parametrize("change", ["parameter", "kernel", "tuner"])
 def test_its_entry_is_called_where_kernels_are_not_as_known(
-    change: str, kernels: dict[str, Recorder], monkeypatch: pytest.MonkeyPatch
+    change: str, kernels: dict[str, Recorder], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if change == "parameter":
         kernels["chunk_fwd_kernel_o"].arg_names.append("SINKS")
@@ -129,7 +136,12 @@ def test_its_entry_is_called_where_kernels_are_not_as_known(
         monkeypatch.delitem(kernels["chunk_fwd_kernel_o"].__dict__, "arg_names")
     else:
         fla_delta.os.environ["FLA_CACHE_MODE"] = "disabled"
-    out, _ = FlaRule(torch.bfloat16)(LENS, stage)(rows_of(sum(LENS)), states_of(len(LENS)))
+    with caplog.at_level(logging.WARNING):
+        out, _ = FlaRule(torch.bfloat16)(LENS, stage)(rows_of(sum(LENS)), states_of(len(LENS)))
+    # Who asks for the tuner knows that it is slower.
+    assert [("chunk_fwd_kernel_o" in line, "slower" in line) for line in caplog.messages] == (
+        [] if change == "tuner" else [(True, True)]
+    )
     assert out.dtype == torch.float32, "of as_fla"
     assert not any(kernel.launches for kernel in kernels.values())
 
@@ -147,6 +159,25 @@ def test_what_its_tuner_finds_has_the_same_form() -> None:
     for name, found in files.items():
         assert found["kernel_name"] == name
         assert found["default_config"].keys() == {"kwargs", "num_warps", "num_stages", "num_ctas"}
+
+
+@pytest.mark.parametrize(
+    ("k_dim", "capability", "reason"),
+    [
+        (256, 9, None),
+        (256, 8, None),
+        (257, 9, "its kernels are for keys of at most 256 numbers, not 257"),
+        (128, 10, "4 warps of a kernel race above compute capability 9, cuda has 10"),
+        (128, 12, "4 warps of a kernel race above compute capability 9, cuda has 12"),
+    ],
+)
+def test_what_its_kernels_cannot_do_is_refused(
+    k_dim: int, capability: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
+    monkeypatch.setattr(fla_delta.importlib.util, "find_spec", lambda name: object())
+    heads = LinearSpec(num_k_heads=2, num_v_heads=4, k_dim=k_dim, v_dim=128, conv_kernel=4)
+    assert fla_delta.lacks(torch.bfloat16, torch.device("cuda"), heads) == reason
 
 
 @pytest.fixture
@@ -199,8 +230,8 @@ def test_launches_give_what_its_entry_gives(lens: list[int], fla: Callable[..., 
 def test_the_index_is_what_fla_makes(lens: list[int]) -> None:
     index = importlib.import_module("fla.ops.utils.index")
     chunks = Chunks.of(lens, stage)
-    assert torch.equal(chunks.index, index.prepare_chunk_indices(chunks.ends, CHUNK))
-    assert torch.equal(chunks.firsts, index.prepare_chunk_offsets(chunks.ends, CHUNK))
+    assert torch.equal(chunks.chunk_indices, index.prepare_chunk_indices(chunks.cu_seqlens, CHUNK))
+    assert torch.equal(chunks.chunk_offsets, index.prepare_chunk_offsets(chunks.cu_seqlens, CHUNK))
 
 
 def test_configurations_are_part_of_the_package() -> None:

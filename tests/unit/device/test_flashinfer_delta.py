@@ -1,5 +1,7 @@
 """FlashInfer's delta rule: its operands by what each function says it takes; on CUDA also what comes out, as fla-core's."""
 
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +13,13 @@ import torch
 from memsvc.device import flashinfer_delta
 from memsvc.device.delta_plan import PlanRule
 from memsvc.device.delta_rules import TorchRule
-from memsvc.device.flashinfer_delta import HEAD_DIM, LIBRARY, FlashInferRule, lacks, piece_rows
+from memsvc.device.flashinfer_delta import FUNCTIONS, HEAD_DIM, LIBRARY, FlashInferRule, lacks, piece_rows
 from memsvc.device.gated_delta import DeltaRows
 from target_worker.model.linear_spec import LinearSpec
 from tests.bench.delta_prefill import make_rule
 from tests.support.delta_libraries import FakeLibrary
 
-PROCESSORS = 132
+NUM_SMS = 132
 CUDA = torch.device("cuda")
 
 
@@ -25,6 +27,7 @@ def linear(num_k_heads: int, num_v_heads: int) -> LinearSpec:
     return LinearSpec(num_k_heads=num_k_heads, num_v_heads=num_v_heads, k_dim=HEAD_DIM, v_dim=HEAD_DIM, conv_kernel=4)
 
 
+NO_FUNCTION = f"'types.SimpleNamespace' object has no attribute '{FUNCTIONS[-1]}'"
 SMALL, LARGE = linear(2, 6), linear(16, 48)
 """The larger is the 27B's."""
 
@@ -59,10 +62,8 @@ def apart(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def computed(lens: list[int], piece: int | None, spec: LinearSpec = SMALL) -> tuple[list[str], float, float]:
     """Functions called, and how far outputs and states are from those of TorchRule."""
-    library = FakeLibrary(spec, PROCESSORS)
-    rule = FlashInferRule(
-        torch.device("cpu"), spec.num_v_heads, piece=piece, num_processors=PROCESSORS, library=library
-    )
+    library = FakeLibrary(spec, NUM_SMS)
+    rule = FlashInferRule(torch.device("cpu"), spec.num_v_heads, piece=piece, num_sms=NUM_SMS, library=library)
     rows, states = rows_of(sum(lens), spec), states_of(len(lens), spec)
     out, ends = rule(lens, stage)(rows, states.clone())
     assert out.shape == rows.v.shape
@@ -88,16 +89,35 @@ def test_pieces_are_put_together_by_the_number_of_heads(spec: LinearSpec, kind: 
 
 
 def test_long_sequences_are_cut_if_the_device_would_be_idle():
-    assert piece_rows([8192], 48, PROCESSORS) == 4096
-    assert piece_rows([2000], 48, PROCESSORS) == 1024
-    assert piece_rows([2048], 16, PROCESSORS) == 256
-    assert piece_rows([1100, 30], 16, PROCESSORS) == 192
-    assert piece_rows([512], 48, PROCESSORS) == 0, "so few rows are over before pieces would be"
-    assert piece_rows([8192, 8192], 48, PROCESSORS) == 0, "two sequences of so many heads fill more than half"
+    assert piece_rows([8192], 48, NUM_SMS) == 4096
+    assert piece_rows([2000], 48, NUM_SMS) == 1024
+    assert piece_rows([2048], 16, NUM_SMS) == 256
+    assert piece_rows([1100, 30], 16, NUM_SMS) == 192
+    assert piece_rows([512], 48, NUM_SMS) == 0, "so few rows are over before pieces would be"
+    assert piece_rows([8192, 8192], 48, NUM_SMS) == 0, "two sequences of so many heads fill more than half"
 
 
-def test_it_is_never_had_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
+    """Functions of the library that FlashInfer loads; it does not load without one."""
+    functions: dict[str, object] = {}
+
+    def load() -> SimpleNamespace:
+        if not functions:
+            raise RuntimeError("undefined symbol: cudaSomething")
+        return SimpleNamespace(**functions)
+
+    spec = SimpleNamespace(build_and_load=load)
+    core = SimpleNamespace(gen_jit_spec=lambda name, sources: spec)
+    monkeypatch.setitem(sys.modules, "flashinfer.jit.core", core)  # type: ignore[arg-type]
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    flashinfer_delta._load.cache_clear()
+    yield functions
+    flashinfer_delta._load.cache_clear()
+
+
+def test_it_is_never_had_without_its_library(built: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     packages: dict[str, SimpleNamespace] = {}
     monkeypatch.setattr(flashinfer_delta.importlib.util, "find_spec", packages.get)
     assert lacks(torch.bfloat16, CUDA, LARGE) == "flashinfer is not installed"
@@ -106,7 +126,17 @@ def test_it_is_never_had_without_its_library(monkeypatch: pytest.MonkeyPatch, tm
     file = tmp_path / "data" / "aot" / LIBRARY / f"{LIBRARY}.so"
     file.parent.mkdir(parents=True)
     file.touch()
+    unusable = f"FlashInfer's {LIBRARY}.so can't be used: "
+    assert lacks(torch.bfloat16, CUDA, LARGE) == f"{unusable}undefined symbol: cudaSomething"
+    built |= dict.fromkeys(FUNCTIONS[:-1], print)
+    assert lacks(torch.bfloat16, CUDA, LARGE) == f"{unusable}{AttributeError(NO_FUNCTION)}"
+    built[FUNCTIONS[-1]] = print
     assert lacks(torch.bfloat16, CUDA, LARGE) is None
+
+
+def test_what_is_asked_of_the_library_is_what_is_called():
+    assert all(callable(getattr(FakeLibrary, name)) for name in FUNCTIONS)
+    assert {name for name in vars(FakeLibrary) if not name.startswith("_")} == set(FUNCTIONS)
 
 
 @pytest.mark.parametrize(

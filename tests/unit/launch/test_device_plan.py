@@ -19,6 +19,7 @@ from launch.weight_bytes import draft_weight_bytes, target_weight_bytes
 from memsvc import cuda_driver
 from memsvc.core.manager import MemoryManager
 from memsvc.slot_layout import SlotLayout
+from target_worker.model.linear_spec import MOST_DEVICE_PAGE
 from tests.bench.ladder_geometry import LADDERS
 from tests.support.fake_cuda import CUresult, FakeCuda
 from tests.support.model_folders import HYBRID, TARGET, folder, models_of, with_draft
@@ -229,8 +230,9 @@ def test_a_hybrids_plan_holds_what_its_prompts_take(tmp_path: Path):
         assert plan.device.planned_bytes <= 0.85 * card.free
         sizes.append({part.name: part.num_bytes for part in device_parts(config, models)}["target workspaces"])
         assert MemoryManager(pool).layout.num_frames == plan.num_frames
-    # 48 heads of 128 x 128: 33 KB of projections, 41 KB convolved, 74 KB of outputs a row. Kernels hold 102 KB at most.
-    a_row = 1.2 * (4 * 5120 * 2 + 33_024 + 40_960 + 73_728)
+    # 48 heads of 128 x 128: 33 KB of projections, 41 KB convolved, and padded, 74 KB of outputs a row, by torch. Kernels
+    # hold 102 KB at most.
+    a_row = 1.2 * (4 * 5120 * 2 + 33_024 + 2 * 40_960 + 73_728)
     assert sizes[1] - sizes[0] == pytest.approx(6144 * a_row, rel=0.001)
     assert sizes[0] > 1.2 * 3 * 32 * 48 * 128 * 128 * 4
 
@@ -243,6 +245,17 @@ def test_a_hybrids_graphs_hold_the_rows_that_are_replayed(tmp_path: Path):
         sizes.append({part.name: part.num_bytes for part in device_parts(config, models)}["target graphs"])
     # 16 rows more of each of 32 requests: 8192 channels of keys and values, and 12 bytes of each of 48 heads.
     assert sizes[1] - sizes[0] == pytest.approx(1.2 * 32 * 16 * (8192 * 2 + 48 * 12), abs=2)
+
+
+def test_pages_that_a_hybrids_kernels_cannot_have_are_refused(tmp_path: Path):
+    target = folder(tmp_path / "hybrid", HYBRID)
+    with pytest.raises(ValueError, match="--page-size is 128, 64 at most for a hybrid on a CUDA device"):
+        read_models(LaunchConfig(**ON_CUDA, load_format="dummy", page_size=128), target)
+    assert read_models(LaunchConfig(load_format="dummy", page_size=128), target).target.linear is not None
+    pytest.importorskip("triton", reason="triton is not installed")
+    from memsvc.device.kernels.delta_memory import MOST_PAGE
+
+    assert MOST_PAGE == MOST_DEVICE_PAGE
 
 
 def test_what_is_taken_is_shown_beside_what_was_planned(tmp_path: Path):

@@ -14,7 +14,7 @@ from memsvc.device import delta_rules
 from memsvc.device.delta_plan import PlanRule
 from memsvc.device.delta_rules import PREFERRED, FlaRule, FlashInferRule, TorchRule, choose_rule, lacks
 from target_worker.attention import Span
-from target_worker.cuda.prompt_states import PromptStates
+from target_worker.cuda.prompt_states import PromptRecur, PromptStates
 from target_worker.cuda.states import DeviceStates
 from tests.support.delta_libraries import FakeLibrary, as_fla
 from tests.support.delta_rig import LAYERS, PAGE, Rig, spec_of
@@ -22,7 +22,7 @@ from tests.support.kernel_bounds import allow_several_operands
 from tests.support.never_waits import never_waits
 
 SPEC = spec_of(num_k_heads=2, group=2, k_dim=128, v_dim=128)
-PROCESSORS = 8
+NUM_SMS = 8
 CHUNKS = {
     "to page edges": {1: 2 * PAGE, 3: PAGE},
     "past one, past none, past several": {1: PAGE + 1, 2: 1, 3: 3 * PAGE + 2, 4: 2},
@@ -32,10 +32,8 @@ CHUNKS = {
 
 
 def by_flashinfer(piece: int) -> PlanRule:
-    library = FakeLibrary(SPEC, PROCESSORS)
-    return FlashInferRule(
-        torch.device("cpu"), SPEC.num_v_heads, piece=piece, num_processors=PROCESSORS, library=library
-    )
+    library = FakeLibrary(SPEC, NUM_SMS)
+    return FlashInferRule(torch.device("cpu"), SPEC.num_v_heads, piece=piece, num_sms=NUM_SMS, library=library)
 
 
 RULES: dict[str, Callable[[], PlanRule]] = {
@@ -88,6 +86,31 @@ def run(
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_states_at_page_edges_are_those_of_torch(rule: Callable[[], PlanRule], chunks: dict[int, int]) -> None:
     check(run(rule(), chunks), run(TorchRule(), chunks), chunks)
+
+
+def test_places_of_rows_are_staged_only_where_they_are_needed() -> None:
+    staged: list[int] = []
+
+    def stage(values: np.ndarray) -> torch.Tensor:
+        staged.append(values.size)
+        return torch.from_numpy(values.copy())
+
+    def plan(start: int, num: int) -> PromptRecur:
+        staged.clear()
+        rig = Rig("cpu", torch.bfloat16, SPEC, seed=5)
+        states = DeviceStates(rig.own, rig.memory, None, [rig.site(layer) for layer in range(LAYERS)])  # type: ignore[arg-type]
+        return PromptStates(states, TorchRule(), stage).plan([Span(1, start, num, 0)])
+
+    whole = plan(0, PAGE)._before
+    assert whole is not None
+    assert (whole.found, whole.places) == (None, None)
+    # Slot, whose state it is, and that it begins at the first token.
+    assert staged[1] == 3
+    replayed = plan(1, PAGE - 1)._before
+    assert replayed is not None
+    assert replayed.found is not None
+    assert replayed.places is not None
+    assert (replayed.found.tolist(), replayed.places.tolist()) == ([*range(1, PAGE)], [*range(PAGE - 1)])
 
 
 def check(
