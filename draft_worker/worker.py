@@ -79,8 +79,6 @@ class DraftWorker:
         num_dropped = self._requests.drop_all()
         # A target says hello when it has loaded, so what it shares is there now.
         self._model.fill_late()
-        # One that waits for its own start says hello twice a second.
-        level = logging.INFO if msg.epoch != self._epoch or num_dropped else logging.DEBUG
         if msg.epoch > self._epoch:
             self._ack_epoch(msg.epoch)
         self._epoch = msg.epoch
@@ -92,7 +90,7 @@ class DraftWorker:
             shape.feature_width,
             getattr(torch, msg.feature_dtype),
         )
-        logger.log(level, "hello epoch=%d dropped=%d feature_rows=%d", msg.epoch, num_dropped, len(self._exchange))
+        logger.info("hello epoch=%d dropped=%d feature_rows=%d", msg.epoch, num_dropped, len(self._exchange))
         return DraftReady(os.getpid(), self._instance, 1 + self._max_drafts, list(shape.target_layer_ids))
 
     def close(self) -> None:

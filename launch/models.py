@@ -8,13 +8,13 @@ from draft_worker.config import kind_specs as draft_kinds
 from draft_worker.shape import DraftShape
 from launch.config import LaunchConfig
 from launch.weight_bytes import stored_fp8
+from memsvc.device.delta_limits import MOST_PAGE
 from memsvc.device.hf_config import read_config
 from memsvc.device.quant_config import is_quantised
 from memsvc.wire.mem import KindSpec
 from target_worker.model.config import DTYPE_BYTES, TargetShape
 from target_worker.model.config import kind_specs as target_kinds
 from target_worker.model.fp8_stacks import FP8, Stack, fp8_stacks, stays_fp8
-from target_worker.model.linear_spec import MOST_DEVICE_PAGE
 from target_worker.model.wanted import wanted_tensors
 
 WIDTHS = (0, 1, 2, 3, 5, 7, 11, 15)
@@ -73,8 +73,8 @@ def read_models(config: LaunchConfig, model_path: Path) -> Models:
     if config.simulate_accept_length and not 1 <= config.simulate_accept_length <= num_drafts + 1:
         given = config.simulate_accept_length
         raise ValueError(f"--simulate-accept-length is {given}, it must be between 1 and {num_drafts + 1}")
-    if config.is_cuda and target.linear is not None and config.page_size > MOST_DEVICE_PAGE:
-        raise ValueError(f"--page-size is {config.page_size}, {MOST_DEVICE_PAGE} at most for a hybrid on a CUDA device")
+    if config.is_cuda and target.linear is not None and config.page_size > MOST_PAGE:
+        raise ValueError(f"--page-size is {config.page_size}, {MOST_PAGE} at most for a hybrid on a CUDA device")
     folders = [model_path, *([Path(config.draft_model_path)] if draft else [])]
     return Models(
         target=target,

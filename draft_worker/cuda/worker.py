@@ -82,14 +82,12 @@ class PlanWorker:
             # The target has filled what it shares before it greets.
             self._model.fill_late()
         num_dropped = session.tables.close_all()
-        # One that waits for its own start says hello twice a second.
-        level = logging.INFO if msg.epoch != self._epoch or num_dropped else logging.DEBUG
         if msg.epoch > self._epoch:
             self._ack_epoch(msg.epoch)
         self._epoch = msg.epoch
         self._number = self._first_number(session)
-        logger.log(
-            level, "hello epoch=%d dropped=%d slots=%d feature_rows=%d number=%d",
+        logger.info(
+            "hello epoch=%d dropped=%d slots=%d feature_rows=%d number=%d",
             msg.epoch, num_dropped, msg.exchange.num_slots, msg.exchange.num_rows, self._number,
         )  # fmt: skip
         shape, block_size = self._model.shape, 1 + session.limits.max_drafts

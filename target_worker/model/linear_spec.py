@@ -11,9 +11,6 @@ RING_PAGES = 2
 """Pages of one layer's ring. Halves fill frames better: at 27B geometry 9 of them one frame of 3.2 MB, against 4 wholes
 with 11.5 % left over."""
 
-MOST_DEVICE_PAGE = 64
-"""Tokens of a page on a CUDA device: rows behind a page's edge are one tile there, and larger ones take minutes to
-compile."""
 _VECTOR = 32
 
 

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from memsvc.device.delta_limits import MOST_PAGE
 from memsvc.device.kernels.launch import launch, padded
 from memsvc.device.kernels.places import BlockRows
 from memsvc.device.page_view import check_req_kind, page_view
@@ -27,11 +28,6 @@ from memsvc.device.ring_pool import RingShape
 from memsvc.device.state_pool import StateShape
 from memsvc.wire.mem import KindLayout
 
-MOST_PAGE = 64
-"""Tokens of a page: all rows behind a page's edge are a tile of a program, and larger ones take minutes to compile.
-
-A start refuses more by target_worker.model.linear_spec.MOST_DEVICE_PAGE.
-"""
 _COPY, _COPY_WARPS = 2048, 4
 """Of a program that copies inputs of the convolution: channels at a time, and warps."""
 
@@ -105,7 +101,8 @@ class DeltaMemory:
         tables, ring = self.tables, self.ring
         return {
             "ring_raw": self.ring_raw, "members": rows.members, "lengths": rows.lengths, "done": rows.done,
-            "state_len": tables.state_len, "state_in": tables.state_in, "ring": tables.ring, "ring_stride": self.ring_raw.stride(0), "conv_stride": self.conv.stride(0),
+            "state_len": tables.state_len, "state_in": tables.state_in, "ring": tables.ring,
+            "ring_stride": self.ring_raw.stride(0), "conv_stride": self.conv.stride(0),
             "LAYERS": tables.state_in.shape[1], "PAGE": self.page_size, "CONV": ring.conv_dim,
             "KERNEL": self.state.conv_rows + 1, "PAGE_ROWS": ring.page_rows, "RING_PAGES": ring.num_pages,
         }  # fmt: skip

@@ -19,7 +19,6 @@ from launch.weight_bytes import draft_weight_bytes, target_weight_bytes
 from memsvc import cuda_driver
 from memsvc.core.manager import MemoryManager
 from memsvc.slot_layout import SlotLayout
-from target_worker.model.linear_spec import MOST_DEVICE_PAGE
 from tests.bench.ladder_geometry import LADDERS
 from tests.support.fake_cuda import CUresult, FakeCuda
 from tests.support.model_folders import HYBRID, TARGET, folder, models_of, with_draft
@@ -252,10 +251,6 @@ def test_pages_that_a_hybrids_kernels_cannot_have_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="--page-size is 128, 64 at most for a hybrid on a CUDA device"):
         read_models(LaunchConfig(**ON_CUDA, load_format="dummy", page_size=128), target)
     assert read_models(LaunchConfig(load_format="dummy", page_size=128), target).target.linear is not None
-    pytest.importorskip("triton", reason="triton is not installed")
-    from memsvc.device.kernels.delta_memory import MOST_PAGE
-
-    assert MOST_PAGE == MOST_DEVICE_PAGE
 
 
 def test_what_is_taken_is_shown_beside_what_was_planned(tmp_path: Path):
