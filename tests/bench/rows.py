@@ -60,8 +60,11 @@ def graph_us(calls: list[Callable[[], object]]) -> float:
 
 
 def copy_bytes_per_us() -> float:
-    """What a large elementwise kernel reaches, bytes read and written; a plain copy may go to a copy engine instead."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
+    """What a large elementwise kernel reaches, bytes read and written; a plain copy may go to a copy engine instead.
+
+    Of 32-bit numbers: on an H200 torch moves 4.2 TB/s of them, 3.35 of 8-bit ones.
+    """
+    source = torch.empty(COPY_BYTES // 4, dtype=torch.int32, device="cuda").random_()
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / graph_us([lambda: torch.bitwise_not(source, out=target)] * 4)
 

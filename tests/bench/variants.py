@@ -18,7 +18,7 @@ from typing import Any
 
 from memsvc.device.kernels.attention_tiles import AttentionScratch, Tile, padded_rows
 from memsvc.device.kernels.delta_site import DeltaTile
-from memsvc.device.kernels.delta_verify import LEAST
+from memsvc.device.kernels.delta_states import LEAST
 from target_worker.cuda.verify_step import VerifyStep
 
 BASE = "base"
@@ -120,7 +120,7 @@ def _delta_tile(value: str) -> Setting:
         (registers,) = rest or (None,)
     except ValueError as error:
         raise UnknownSettingError(f"delta-tile={value}: COLUMNS,WARPS[,REGISTERS] are wanted") from error
-    is_odd = columns < LEAST or columns & (columns - 1) or warps not in (1, 2, 4, 8, 16)
+    is_odd = columns < LEAST.value or columns & (columns - 1) or warps not in (1, 2, 4, 8, 16)
     if is_odd or not (registers is None or 24 <= registers <= 255):
         raise UnknownSettingError(f"delta-tile={value}: no kernel is cut like this")
     return Setting(on_verify=lambda step: _set_delta_tile(step, DeltaTile(columns, warps, registers=registers)))

@@ -16,21 +16,26 @@ EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
-def lengths_of(tiles):
-    """One over the length of rows that are cut into tiles."""
-    squares = tl.sum(tiles[0].to(tl.float32) * tiles[0].to(tl.float32), 1)
-    for i in tl.static_range(1, len(tiles)):
-        squares += tl.sum(tiles[i].to(tl.float32) * tiles[i].to(tl.float32), 1)
-    return tl.rsqrt(squares + EPS)
+def products(a, b, total, PRECISION: tl.constexpr):
+    """total and the products of each row of a with each of b."""
+    return tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
 
 
 @triton.jit
-def products(a, b, PRECISION: tl.constexpr):
-    """Of each row of a with each of b, both cut into tiles."""
-    total = tl.zeros([a[0].shape[0], b[0].shape[0]], tl.float32)
-    for i in tl.static_range(len(a)):
-        total = tl.dot(a[i], tl.trans(b[i]), total, input_precision=PRECISION)
-    return total
+def one_over_lengths(squares, axis: tl.constexpr):
+    """Of rows, of their products with each other [n, n], along an axis of these."""
+    n: tl.constexpr = squares.shape[0]
+    same = tl.arange(0, n)[:, None] == tl.arange(0, n)[None, :]
+    return tl.rsqrt(tl.sum(tl.where(same, squares, 0.0), axis) + EPS)
+
+
+@triton.jit
+def times(a, b, PRECISION: tl.constexpr):
+    """a b, of small numbers: tf32 and float16 have the same 11 bits, and float16 is half as much to move about."""
+    if PRECISION == "tf32":
+        return tl.dot(a.to(tl.float16), b.to(tl.float16))
+    else:
+        return tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit
@@ -46,6 +51,17 @@ def weighted(weights, rows, total, PRECISION: tl.constexpr):
         most = weights.to(rows.dtype)
         total = tl.dot(most, rows, total)
         return tl.dot((weights - most.to(tl.float32)).to(rows.dtype), rows, total)
+
+
+@triton.jit
+def taken_in(rows, weights, total, PRECISION: tl.constexpr):
+    """total and, for each column of rows, the sum of weights [rows, n] weighted so. As in weighted."""
+    if rows.dtype != tl.bfloat16:
+        return tl.dot(tl.trans(rows).to(tl.float32), weights, total, input_precision=PRECISION)
+    else:
+        most = weights.to(rows.dtype)
+        total = tl.dot(tl.trans(rows), most, total)
+        return tl.dot(tl.trans(rows), (weights - most.to(tl.float32)).to(rows.dtype), total)
 
 
 @triton.jit
@@ -65,12 +81,13 @@ def inverse(a, ROWS: tl.constexpr, PRECISION: tl.constexpr):
     for level in tl.static_range(1, 10):
         if 2**level < ROWS:
             below = tl.where((apart >= 2**level) & (apart < 2 ** (level + 1)), a, 0.0)
-            found -= tl.dot(found, tl.dot(below, found, input_precision=PRECISION), input_precision=PRECISION)
+            found -= times(found, times(below, found, PRECISION), PRECISION)
     return found
 
 
 @triton.jit
 def solve(kk, decay, beta, at, PRECISION: tl.constexpr):
-    """(I + A)^-1 times beta: what rows add to the state, by what they ask for."""
+    """(I + A)^-1 times beta: what rows add to the state, by what they ask for. kk: products of rows as they are."""
+    kk *= one_over_lengths(kk, 1)[:, None] * one_over_lengths(kk, 0)[None, :]
     a = kk * beta[:, None] * forgotten(decay, decay, at[None, :] < at[:, None])
     return inverse(a, a.shape[0], PRECISION) * beta[None, :]

@@ -21,14 +21,16 @@ from memsvc.device.kernels.delta_site import DeltaSite
 from memsvc.device.kernels.launch import cut, padded
 from memsvc.device.kernels.places import BlockRows
 
-CHANNELS, WARPS = 1024, 4
+CHANNELS, WARPS = 512, 4
 """Of a program, and its warps."""
 GATE_HEADS = 16
 """Of a program that sums up gates."""
+NOTED = tl.constexpr(8)
+"""Numbers a place of RowsAtHand.noted, of which five are set."""
 
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
-_AT_A_TIME = tl.constexpr(8)
-"""Rows whose values are on their way at the same time."""
+_GROUP = tl.constexpr(8)
+"""Rows of a program: as many loads are on their way at the same time, and a few more."""
 _ALL = tl.constexpr(-128.0)
 """A gate of which e^g is 0 in float32."""
 _SILU = tl.constexpr("""{
@@ -108,28 +110,26 @@ def _silu(x):
 
 
 @triton.jit
-def _convolve(begin, out, out_stride, channels, seen, slot, conv, CONV: tl.constexpr, KERNEL: tl.constexpr,
+def _convolve(begin, group, out, out_stride, channels, seen, slot, conv, CONV: tl.constexpr, KERNEL: tl.constexpr,
               PAGE_ROWS: tl.constexpr):  # fmt: skip
-    """Some channels of rows [begin, L + B), the first to out; what is raw of the block goes into the ring."""
-    weights = ()
+    """Some channels of a group of rows [begin, L + B), the first to out; what is raw of the block goes into the ring."""
+    start = begin + group * _GROUP
+    weights, rows = (), ()
     for i in tl.static_range(KERNEL):
         weights += (tl.load(conv + i * CONV + channels, mask=seen, other=0.0),)
-    for start in range(begin, slot.end, _AT_A_TIME):
-        rows = ()
-        for i in tl.static_range(_AT_A_TIME + KERNEL - 1):
-            position = start + i - (KERNEL - 1)
-            source, there = _find_raw(position, slot, CONV, KERNEL, PAGE_ROWS)
-            rows += (tl.load(source + channels, mask=seen & there, other=0.0),)
-        for i in tl.static_range(_AT_A_TIME):
-            position = start + i
-            total = tl.zeros([channels.shape[0]], tl.float32)
-            for tap in tl.static_range(KERNEL):
-                total += rows[i + tap].to(tl.float32) * weights[tap]
-            is_row = position < slot.end
-            to = _ring_address(position, slot.ring_raw, slot.turn, CONV, PAGE_ROWS)
-            tl.store(to + channels, rows[i + KERNEL - 1], mask=seen & is_row & (position >= slot.length))
-            to = out + (position - begin) * out_stride
-            tl.store(to + channels, _silu(total).to(out.dtype.element_ty), mask=seen & is_row)
+    for i in tl.static_range(_GROUP + KERNEL - 1):
+        source, there = _find_raw(start + i - (KERNEL - 1), slot, CONV, KERNEL, PAGE_ROWS)
+        rows += (tl.load(source + channels, mask=seen & there, other=0.0),)
+    for i in tl.static_range(_GROUP):
+        position = start + i
+        total = tl.zeros([channels.shape[0]], tl.float32)
+        for tap in tl.static_range(KERNEL):
+            total += rows[i + tap].to(tl.float32) * weights[tap]
+        is_row = position < slot.end
+        to = _ring_address(position, slot.ring_raw, slot.turn, CONV, PAGE_ROWS)
+        tl.store(to + channels, rows[i + KERNEL - 1], mask=seen & is_row & (position >= slot.length))
+        to = out + (position - begin) * out_stride
+        tl.store(to + channels, _silu(total).to(out.dtype.element_ty), mask=seen & is_row)
 
 
 @triton.jit
@@ -151,21 +151,36 @@ def _sum_gates(heads, slot, decay, beta, HEADS: tl.constexpr, PAGE_ROWS: tl.cons
     tl.store(beta + row, takes, mask=seen)
 
 
+@triton.jit
+def _note(to, live, first, length, edge, page, written):
+    """For the second launch, in one place: see RowsAtHand.noted."""
+    tl.store(to, tl.where(live, first, -1))
+    tl.store(to + 1, length)
+    tl.store(to + 2, edge)
+    tl.store(to + 3, page.to(tl.int32))
+    tl.store(to + 4, written)
+
+
 @triton.jit(do_not_specialize=["layer"])
-def _bring(raw, gates, conv, q, kv, decay, beta, conv_rows, ring_raw, ring_gates, members, lengths, done, state_len,
-           state_in, ring, layer, raw_stride, gates_stride, beta_stride, conv_stride, ring_stride, ring_gates_stride,
+def _bring(raw, gates, conv, q, kv, decay, beta, noted, conv_rows, ring_raw, ring_gates, members, lengths, done, state_len,
+           state_in, state_out, ring, layer, raw_stride, gates_stride, beta_stride, conv_stride, ring_stride, ring_gates_stride,
            LAYERS: tl.constexpr, PAGE: tl.constexpr, B: tl.constexpr, CONV: tl.constexpr, KEYS: tl.constexpr,
            KERNEL: tl.constexpr, PAGE_ROWS: tl.constexpr, RING_PAGES: tl.constexpr, HEADS: tl.constexpr, MOST: tl.constexpr,
            PAD: tl.constexpr, CHANNELS: tl.constexpr, GATE_HEADS: tl.constexpr):  # fmt: skip
-    """A program has some channels of a place: of q, which new rows alone have, or of k and v; the last ones have gates."""
-    part, place = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """A program has some channels of a group of a place's rows: of q, which new rows alone have, or of k and v.
+
+    The last ones have gates, of all rows.
+    """
+    part, place, group = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     Q_PARTS: tl.constexpr = (KEYS + CHANNELS - 1) // CHANNELS
     PARTS: tl.constexpr = Q_PARTS + (CONV - KEYS + CHANNELS - 1) // CHANNELS
     # Whatever says where things are: after the member all at once, then the things themselves all at once.
     member = tl.load(members + place).to(tl.int64)
     at = member * LAYERS + layer
-    live, first, length, _ = find_states(member, lengths, state_len, done, PAGE)
+    live, first, length, edge = find_states(member, lengths, state_len, done, PAGE)
     page, ids = tl.load(state_in + at).to(tl.int64), load_ring(ring + at * RING_PAGES, RING_PAGES)
+    if (part == 0) & (group == 0):
+        _note(noted + place * NOTED, live, first, length, edge, page, tl.load(state_out + at))
     if live:
         slot = _Slot(
             _ring_pages(ring_raw, ids, ring_stride, CONV, PAGE_ROWS),
@@ -174,15 +189,16 @@ def _bring(raw, gates, conv, q, kv, decay, beta, conv_rows, ring_raw, ring_gates
             conv_rows + page * conv_stride, (page != 0) & (first > 0), raw_stride, gates_stride, beta_stride, first,
             length, length + B)  # fmt: skip
         if part < Q_PARTS:
-            channels = part * CHANNELS + tl.arange(0, CHANNELS)
-            _convolve(
-                length, q + place * B * KEYS, KEYS, channels, channels < KEYS, slot, conv, CONV, KERNEL, PAGE_ROWS
-            )
+            if length + group * _GROUP < slot.end:
+                channels = part * CHANNELS + tl.arange(0, CHANNELS)
+                _convolve(length, group, q + place * B * KEYS, KEYS, channels, channels < KEYS, slot, conv, CONV, KERNEL,
+                          PAGE_ROWS)  # fmt: skip
         elif part < PARTS:
-            channels = KEYS + (part - Q_PARTS) * CHANNELS + tl.arange(0, CHANNELS)
-            _convolve(first, kv + place * MOST * (CONV - KEYS) - KEYS, CONV - KEYS, channels, channels < CONV, slot, conv,
-                      CONV, KERNEL, PAGE_ROWS)  # fmt: skip
-        else:
+            if first + group * _GROUP < slot.end:
+                channels = KEYS + (part - Q_PARTS) * CHANNELS + tl.arange(0, CHANNELS)
+                _convolve(first, group, kv + place * MOST * (CONV - KEYS) - KEYS, CONV - KEYS, channels, channels < CONV,
+                          slot, conv, CONV, KERNEL, PAGE_ROWS)  # fmt: skip
+        elif group == 0:
             sums, heads = place * HEADS * MOST, (part - PARTS) * GATE_HEADS + tl.arange(0, GATE_HEADS)
             _sum_gates(heads, slot, decay + sums, beta + sums, HEADS, PAGE_ROWS, MOST, PAD)
 
@@ -199,6 +215,9 @@ class RowsAtHand:
     """[N, heads, most] float64: sum of g up to and with a row."""
     beta: torch.Tensor
     """[N, heads, most] float32"""
+    noted: torch.Tensor
+    """[N, NOTED] int32: s (-1 where nothing may be read or written), L, w, and the pages of the states of the layer that
+    are read and written."""
 
     @property
     def most(self) -> int:
@@ -217,11 +236,13 @@ def bring_rows(raw: torch.Tensor, gates: torch.Tensor, rows: BlockRows, site: De
         kv=torch.empty((num, most, others), dtype=raw.dtype, device=device),
         decay=torch.empty((num, heads, most), dtype=torch.float64, device=device),
         beta=torch.empty((num, heads, most), dtype=torch.float32, device=device),
+        noted=torch.empty((num, NOTED.value), dtype=torch.int32, device=device),
     )  # fmt: skip
     channels = min(CHANNELS, padded(others))
-    _bring[cut(keys, channels) + cut(others, channels) + cut(heads, GATE_HEADS), num](
-        raw, gates, site.conv, at_hand.q, at_hand.kv, at_hand.decay, at_hand.beta, memory.conv,
-        ring_gates=memory.ring_gates, layer=site.layer, raw_stride=raw.stride(0), gates_stride=gates.stride(0),
+    programs = cut(keys, channels) + cut(others, channels) + cut(heads, GATE_HEADS)
+    _bring[programs, num, cut(most, _GROUP.value)](
+        raw, gates, site.conv, at_hand.q, at_hand.kv, at_hand.decay, at_hand.beta, at_hand.noted, memory.conv,
+        state_out=memory.tables.state_out, ring_gates=memory.ring_gates, layer=site.layer, raw_stride=raw.stride(0), gates_stride=gates.stride(0),
         beta_stride=gates.stride(1), ring_gates_stride=memory.ring_gates.stride(0), B=size, KEYS=keys, HEADS=heads,
         MOST=most, PAD=padded(most), CHANNELS=channels, GATE_HEADS=GATE_HEADS, **memory.arguments(rows), num_warps=WARPS,
     )  # fmt: skip

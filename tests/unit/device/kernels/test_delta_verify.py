@@ -115,11 +115,11 @@ def test_a_ring_may_be_full(device):
     case.check_tables()
 
 
-def at_distance(monkeypatch, device, held, slot=3, **spec):
+def at_distance(monkeypatch, device, held, slot=3, dtype=torch.float32, **spec):
     """A rig with pages of 16 and blocks of 9 in which so many rows of a slot are to be replayed."""
     monkeypatch.setattr(rig, "PAGE", 16)
     monkeypatch.setattr(rig, "BLOCK", 9)
-    case = rig.Rig(device, torch.float32, rig.spec_of(num_k_heads=1, group=2, **spec))
+    case = rig.Rig(device, dtype, rig.spec_of(num_k_heads=1, group=2, **spec))
     request = case.requests[slot]
     request.length = request.state_len
     return lengthened(case, slot, held)
@@ -136,11 +136,12 @@ def lengthened(case, slot, num):
     return case
 
 
-# An edge lies 16 rows on; behind it 32 rows are a chunk.
+# An edge lies 16 rows on; behind it 32 rows are a chunk, or 16 where no more are there.
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("slot", [1, 3], ids=["from zero", "from a state"])
 @pytest.mark.parametrize("held", [0, 7, 15, 16, 17, 20, 21, 24])
-def test_chunks_of_any_fill_and_edges_anywhere_in_them(device, monkeypatch, held, slot):
-    case = at_distance(monkeypatch, device, held, slot)
+def test_chunks_of_any_fill_and_edges_anywhere_in_them(device, monkeypatch, held, slot, dtype):
+    case = at_distance(monkeypatch, device, held, slot, dtype)
     assert run_step(case, [slot]) == (rig.LAYERS if held >= 16 else 0)
     case.advance([slot])
     case.check_tables()
@@ -151,7 +152,8 @@ def test_chunks_of_any_fill_and_edges_anywhere_in_them(device, monkeypatch, held
 @pytest.mark.parametrize(
     ("g", "beta"), [(-100.0, 1.0), (-1e4, 0.5), (0.0, 1.0), (0.0, 0.0), (-1e-3, 1.0), (-100.0, 0.0)]
 )
-def test_what_is_forgotten_or_never_taken_in_and_rows_that_are_alike(device, monkeypatch, g, beta, alike):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_forgotten_or_never_taken_in_and_rows_that_are_alike(device, monkeypatch, g, beta, alike, dtype):
     plain = rig.Rig.inputs
 
     def inputs(self, num):
@@ -162,7 +164,7 @@ def test_what_is_forgotten_or_never_taken_in_and_rows_that_are_alike(device, mon
 
     monkeypatch.setattr(rig.Rig, "inputs", inputs)
     for held in (20, 24):
-        case = at_distance(monkeypatch, device, held)
+        case = at_distance(monkeypatch, device, held, dtype=dtype)
         run_step(case, [3])
 
 
@@ -292,16 +294,14 @@ def test_blocks_and_convolutions_that_rings_cannot_hold_are_refused(device):
         DeltaMemory(arena, (kinds[0], shapes[0]), (kinds[1], shapes[1]), case.tables, page_size=rig.PAGE)
 
 
-def test_kernels_compile_for_hopper_with_next_to_no_spills(tmp_path):
+def test_kernels_compile_for_hopper_without_spills(tmp_path):
     # A process of its own: in this one kernels may be interpreted.
     env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "tests.support.compile_delta"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=240)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert {kernel["model"] for kernel in found} == {"27b", "tiny-hybrid"}
-    verify = [kernel for kernel in found if kernel["kernel"] == "_verify"]
+    verify = [kernel for kernel in found if kernel["kernel"] == "verify_states"]
+    assert len(verify) == 4, found
     assert all(kernel["read_bytes"] == kernel["write_bytes"] == 16 for kernel in verify), verify
-    for kernel in found:
-        # Where a tile has fewer registers than the few steps want that write a state.
-        limit = 256 if kernel["kernel"] == "_verify" and kernel["tile"][3] else 0
-        assert kernel["spilled"] <= limit, kernel
+    assert not any(kernel["spilled"] for kernel in found), found
