@@ -31,6 +31,8 @@ class Span:
     start: int
     num: int
     first: int
+    is_last: bool = False
+    """They are the last ones of a prompt."""
 
     @property
     def end(self) -> int:

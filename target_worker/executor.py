@@ -3,7 +3,7 @@
 from memsvc.device.row_sampler import RowSampler
 from memsvc.wire.base import PageId, ReqId
 from target_worker.plan import StepPlan
-from target_worker.req import FeatureRows, Req
+from target_worker.req import FeatureRows, Req, state_reach
 from target_worker.runner import Runner, Segment
 from target_worker.trace import StepTrace
 from target_worker.verify import VerifyRow, verify_blocks
@@ -35,7 +35,8 @@ class Executor:
         for req, num in plan.chunks.items():
             chunk = req.tokens[req.computed_len : req.computed_len + num]
             is_last = num == req.extend_len
-            segments.append(Segment(req.row, req.computed_len, chunk, int(is_last), _state_len(req), num))
+            num_certain = state_reach(num, is_last=is_last)
+            segments.append(Segment(req.row, req.computed_len, chunk, int(is_last), _state_len(req), num_certain))
             if is_last:
                 rows[req] = VerifyRow(self._sampler(req), ())
         logits = self._runner.forward(segments, plan.feature_row)

@@ -97,9 +97,9 @@ class MemLink:
             req.told_draft_len = req.computed_len
         self.finish()
 
-    def lets_go(self, req: Req) -> bool:
-        """req still reads a state that the next Step gives up."""
-        return self._states is not None and self._states.is_let_go(req)
+    def may_catch_up(self, req: Req) -> bool:
+        """The state of req, which has ended, may follow what is computed, beside the next Step."""
+        return self._states is None or self._states.may_catch_up(req)
 
     def _commit(self) -> Commit | None:
         commit = Commit([], [], [], [])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from target_worker.config import TargetConfig
-from target_worker.req import Phase, Req
+from target_worker.req import Phase, Req, state_reach
 
 
 @dataclass(slots=True)
@@ -70,12 +70,13 @@ class Planner:
     def _is_freezing(self, req: Req, plan: StepPlan, left: int) -> bool:
         """`plan` brings the state of req to a checkpoint, and the next forward would write over it.
 
-        It is left out of that one then, which runs beside the Step that freezes the state.
+        It is left out of that one then, which runs beside the Step that freezes the state. A prompt's first token
+        does not wait for that, its first block does.
         """
         if req.state is None or req not in plan.chunks:
             return False
         end = req.computed_len + plan.chunks[req]
-        edge = self._edge(end)
+        edge = self._edge(state_reach(end, is_last=left == 0))
         # Of a block only the anchor is certain, on a device not even that, so most blocks write no state.
         num_certain = 0 if self.config.is_cuda else 1
         return edge in req.state.wanted and (left > 0 or self._edge(end + num_certain) > edge)
@@ -84,7 +85,8 @@ class Planner:
         """Of num tokens from start on, those up to the next checkpoint, if the state would not stand there anyway."""
         wanted = req.state.wanted if req.state is not None else []
         stop = next((length for length in wanted if start < length < start + num), 0)
-        return stop - start if stop and self._edge(start + num) != stop else num
+        reach = state_reach(start + num, is_last=start + num == len(req.tokens))
+        return stop - start if stop and self._edge(reach) != stop else num
 
     def _edge(self, length: int) -> int:
         return length // self.config.page_size * self.config.page_size

@@ -63,7 +63,20 @@ class RecurrentState:
     frozen_len: int
     """Of the checkpoint it went on from last. Up to there nothing of its own is worth keeping."""
     wanted: list[int]
-    """Where the memory service wants a checkpoint, ascending, past `length`."""
+    """Where the memory service wants a checkpoint, ascending, not before `length`."""
+
+    @property
+    def is_due(self) -> bool:
+        """It stands where a checkpoint is wanted, and no Step since then has asked for one."""
+        return self.length in self.wanted
+
+
+def state_reach(end: int, *, is_last: bool) -> int:
+    """A chunk up to token `end` of a prompt brings the state to the last page edge up to here; is_last: it ends it.
+
+    The state never passes the prompt's last token, which an identical prompt computes again: it goes on before that.
+    """
+    return end - is_last
 
 
 @dataclass(slots=True, eq=False)

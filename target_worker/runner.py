@@ -28,7 +28,9 @@ class Segment:
     state_len: int = 0
     """Hybrid targets: where the request's state stands, at most start; 0 is before the first token."""
     num_certain: int = 0
-    """Hybrid targets: so many of its first rows are certain to be final: all of a prompt's, the anchor of a block."""
+    """Hybrid targets: so many of its first rows are final for certain, and the state may pass them: the anchor of a
+    block, all of a prompt's but the last.
+    """
 
     def write_len(self, page_size: int) -> int:
         """Hybrid targets: where the state stands after the forward, the last page edge of which all rows are certain.

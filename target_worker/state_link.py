@@ -38,9 +38,11 @@ class StateLink:
 
     def freeze(self, running: Iterable[Req], closing: list[Req]) -> Freeze | None:
         """States for the next Step to keep: of those that close, as far as they are computed, and at checkpoints."""
-        self._asked = {}
         gone = set(closing)
-        self._catch_up([req for req in running if req in gone or self.is_let_go(req)])
+        # One that is due stays: an identical prompt can't go on from the edge after it, if the text ends there.
+        behind = [req for req in running if self.is_let_go(req) or (req in gone and not _is_due(req))]
+        self._asked = {}
+        self._catch_up(behind)
         for req in running:
             state = req.state
             assert state is not None, f"rid {req.rid} is open without a state"
@@ -53,19 +55,27 @@ class StateLink:
 
     def keep_up(self, running: Iterable[Req]) -> None:
         """To be called before every Step without freezes: memsvc may let go of what the Step before it passed."""
-        self._catch_up([req for req in running if self.is_let_go(req)])
+        behind = [req for req in running if self.is_let_go(req)]
+        self._asked = {}
+        self._catch_up(behind)
+
+    def may_catch_up(self, req: Req) -> bool:
+        """The next Step neither unlocks the state that it reads nor asks for it where it stands."""
+        return not self.is_let_go(req) and not _is_due(req)
 
     def is_let_go(self, req: Req) -> bool:
         """It still reads a frozen state that the next Step unlocks.
 
         That is one which the Step before it has committed a whole page past. Mostly a forward has written another
-        since, for that page's last row was final; but none runs beside a Step that only makes room.
+        since, for that page's last row was final; but none runs beside a Step that only makes room. What that Step
+        itself has frozen, behind its commits, is held until one commits after it.
         """
         state = req.state
         return (
             state is not None
             and 0 < state.length <= req.told_len - self._page_size
             and self._table.is_borrowed(req.row)
+            and self._asked.get(req.rid) != state.length
         )
 
     def apply(self, stepped: Stepped, running: dict[ReqId, Req]) -> None:
@@ -79,3 +89,7 @@ class StateLink:
             if req is not None and req.state is not None:
                 self._table.freeze(req.row, pages)
                 req.state.frozen_len = self._asked[rid]
+
+
+def _is_due(req: Req) -> bool:
+    return req.state is not None and req.state.is_due

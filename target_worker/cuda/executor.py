@@ -9,7 +9,7 @@ from memsvc.wire.base import PageId
 from target_worker.cuda.order import Chunk, Order
 from target_worker.cuda.state_book import StateBook
 from target_worker.plan import StepPlan
-from target_worker.req import FeatureRows, Phase, Req
+from target_worker.req import FeatureRows, Phase, Req, state_reach
 
 Wait = Callable[[Callable[[], bool]], None]
 """Returns once the function given to it says True."""
@@ -184,7 +184,7 @@ class DeviceExecutor:
         if self._states is None:
             return
         for req, num in flight.chunks.items():
-            self._states.reached(req, req.computed_len + num)
+            self._states.reached(req, state_reach(req.computed_len + num, is_last=req in flight.ending))
         for req, tokens in results:
             # A block of a request that was done gives no tokens, and moves no state.
             if tokens and req not in flight.chunks:

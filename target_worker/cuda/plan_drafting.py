@@ -31,6 +31,8 @@ class PlanDrafting:
         """F behind the newest step."""
         self._drafted: Collection[Req] = ()
         """Those for whom the newest plans leave drafts."""
+        self._waiting: list[Req] = []
+        """Those whose prompt ended in the newest step that was told, and that do not decode in the one behind it."""
         self._log = WidthLog()
 
     @property
@@ -54,6 +56,7 @@ class PlanDrafting:
         if self._link is None or not self._link.poll():
             return False
         self._drafted = ()
+        self._waiting.clear()
         self._closes.clear()
         for req in running:
             req.draft.is_open = False
@@ -108,29 +111,33 @@ class PlanDrafting:
             self._posted = self._link.next_value()
             self._lane.post(self._posted)
 
-    def send(self, flight: Flight | None, running: Collection[Req], num_drafts: int) -> None:
-        """The plan behind `flight`, the newest step: its features, and num_drafts drafts for the next one."""
+    def send(self, flight: Flight | None, running: Collection[Req], following: StepPlan) -> None:
+        """The plan behind `flight`, the newest step: its features, and drafts for `following`, the next one."""
+        waiting, self._waiting = self._waiting, []
         if self._link is None or not self._link.is_up:
             self._closes.clear()
             return
         healed = set(self._mem.healed)
         # Of a request with holes the draft knows nothing until it is reset.
         known = [req for req in running if not req.draft.holes and req not in healed]
-        if flight is None and not self._closes and not self._mem.clear_draft:
+        late = [req for req in waiting if req in following.decode and req in known]
+        if flight is None and not (self._closes or self._mem.clear_draft or late):
             return
         facts = PlanFacts(
             number=self._link.next_value(), after=self._posted, closes=self._closes, clear=self._mem.clear_draft,
-            flight=flight, known=known,
+            flight=flight, known=known, blocks=following.decode, late=late,
         )  # fmt: skip
-        is_sent = self._link.send(make_plan(facts, num_drafts))
+        is_sent = self._link.send(make_plan(facts, following.num_drafts))
         self._closes.clear()
         if not is_sent:
             return
         self._mem.clear_draft.clear()
         book(known)
+        drafted = members_of(facts) if following.num_drafts else []
+        self._drafted = {*drafted} if flight is not None else {*self._drafted, *drafted}
         if flight is not None:
             flight.told = told_of(facts)
-            self._drafted = set(members_of(facts)) if num_drafts else ()
+            self._waiting = [req for req in flight.ending if req not in following.decode]
 
     # What is written
 

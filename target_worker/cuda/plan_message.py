@@ -1,6 +1,6 @@
 """The Plan message: what the draft is told after a step was put on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -25,6 +25,10 @@ class PlanFacts:
     """The newest step, whose features are told; None if there was none since the last plan."""
     known: Sequence[Req]
     """Everybody the draft is to know."""
+    blocks: Collection[Req]
+    """Those that decode in the step behind."""
+    late: Sequence[Req]
+    """Of these, those whose prompt ended in a flight before, and that got no drafts then."""
 
 
 def told_of(facts: PlanFacts) -> list[Req]:
@@ -37,9 +41,12 @@ def told_of(facts: PlanFacts) -> list[Req]:
 
 
 def members_of(facts: PlanFacts) -> list[Req]:
-    """Whose slots the flight has moved on."""
-    moved = set(facts.flight.reqs()) if facts.flight is not None else set()
-    return [req for req in told_of(facts) if req in moved]
+    """Whose slots the flight has moved on; after a prompt a request gets drafts in time for its first block."""
+    if facts.flight is None:
+        return list(facts.late)
+    starting = {req for req in facts.flight.ending if req in facts.blocks}
+    moved = starting.union(facts.flight.blocks)
+    return [*(req for req in told_of(facts) if req in moved), *facts.late]
 
 
 def make_plan(facts: PlanFacts, num_drafts: int) -> Plan:

@@ -1,7 +1,8 @@
 """The linear layers of a hybrid target over prompt chunks: any number of rows of any requests, whose places are known.
 
 As on the CPU a state comes to stand at the last page edge of a chunk, and the rows after it are kept in the ring. So a
-chunk is computed in two parts: the rows up to the edge, whose state is written, and from that state on the others.
+chunk is computed in two parts: the rows up to the edge, whose state is written, and from that state on the others. A
+prompt that ends on an edge has its state at the one before, a page behind (state_reach).
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from memsvc.device.slots import Stage
 from target_worker.attention import Span
 from target_worker.cuda.states import DeviceStates
 from target_worker.recurrence import DeltaSpan
+from target_worker.req import state_reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class PromptStates:
         self.stage = stage
 
     def plan(self, spans: Sequence[Span]) -> "PromptRecur":
-        """For one span a request, all of whose rows are final: so its state always stands at the last page edge."""
+        """For one span a request, all of whose rows are final: so its state stands at the last page edge before it."""
         size = self.states.memory.page_size
         return PromptRecur(
             self,
@@ -67,7 +69,7 @@ class PromptStates:
                     state_len=span.start // size * size,
                     start=span.start,
                     num=span.num,
-                    write_len=(span.start + span.num) // size * size,
+                    write_len=state_reach(span.end, is_last=span.is_last) // size * size,
                     first=span.first,
                 )
                 for span in spans

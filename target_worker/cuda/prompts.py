@@ -139,7 +139,7 @@ class PromptStep:
         placed = list(zip(chunks, lens, ends, strict=True))
         return PromptRows(
             columns=np.stack((token_ids, positions, self._tables.host_slots_at(owners, positions))),
-            spans=[Span(chunk.slot, chunk.start, num, end - num) for chunk, num, end in placed],
+            spans=[Span(chunk.slot, chunk.start, num, end - num, chunk.is_last) for chunk, num, end in placed],
             wanted=[end - 1 for chunk, _, end in placed if chunk.is_last],
             ending=[chunk.slot for chunk in chunks if chunk.is_last],
         )

@@ -82,7 +82,7 @@ class PipelinedScheduler(RequestKeeper):
         self._mem.begin(self._slots(plan, following), self._next_opens(len(closes)), closes)
         stepped = self._finish()
         self._follow(following, stepped)
-        self._drafting.send(self._flight, self._running.values(), following.num_drafts)
+        self._drafting.send(self._flight, self._running.values(), following)
         self._report()
         self._pause(plan)
 
@@ -103,7 +103,7 @@ class PipelinedScheduler(RequestKeeper):
             return closes
         # Also of those that may not go yet, as long as the state that they stand on is held: until the Step after the
         # one that told of a page past it.
-        late = self._executor.catch_up([req for req in self._finished() if not self._mem.lets_go(req)])
+        late = self._executor.catch_up([req for req in self._finished() if self._mem.may_catch_up(req)])
         return [(req, reason) for req, reason in closes if req not in late]
 
     def _forget(self, req: Req) -> None:
@@ -176,7 +176,7 @@ class PipelinedScheduler(RequestKeeper):
             self._drafting.expect()
             self._collect(flight)
             if flight.told is None and not is_new:
-                self._drafting.send(flight, self._running.values(), 0)
+                self._drafting.send(flight, self._running.values(), StepPlan())
                 self._drafting.note(flight)
         self._settle()
 

@@ -1,7 +1,8 @@
 """Where the states of a hybrid target's requests stand on the device, as far as results have been read. No torch.
 
 There a block writes the state if its request's length, as it was before the block, has passed a page edge. So with the
-results of a block the host knows where the state stands after it: at the last edge up to where the block began.
+results of a block the host knows where the state stands after it: at the last edge up to where the block began. A
+prompt's chunks take it as far as state_reach says.
 """
 
 from collections.abc import Iterable

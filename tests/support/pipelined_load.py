@@ -31,7 +31,10 @@ class Load:
         engine = self._engine(rng)
         for rid in range(1, 40):
             base = prompt(rng.randrange(1, 12), rng.randrange(3))
-            engine.submit(rid, base + prompt(rng.randrange(8), rid), rng.randrange(1, 16), priority=rng.randrange(2))
+            text = base + prompt(rng.randrange(8), rid)
+            if self.recurrent and rng.random() < 0.5:
+                text += prompt(-len(text) % 4, len(text))  # ends on a page edge, maybe as another does
+            engine.submit(rid, text, rng.randrange(1, 16), priority=rng.randrange(2))
             for _ in range(rng.randrange(4)):
                 self._step(rng, engine)
             if rng.random() < 0.2:

@@ -43,11 +43,15 @@ class ToyDeviceStates:
 
         return push
 
-    def chunk(self, slot: int, text: Sequence[int], start: int, num: int) -> None:
-        """Rows [start, start + num) of a prompt."""
+    def chunk(self, slot: int, text: Sequence[int], rows: tuple[int, int], reach: int) -> None:
+        """Rows [start, end) of a prompt, whose state comes to the last edge up to reach."""
+        start, end = rows
+        edge = reach // self._page_size * self._page_size
         self._len[slot] = start // self._page_size * self._page_size
         self._read(slot, text, start)
-        self._write(slot, text, start + num, max(start, (start + num) // self._page_size * self._page_size))
+        self._write(slot, text, edge, edge)
+        for position in range(max(start, edge), end):
+            self._keep(slot, position, text[position])
 
     def block(self, slot: int, text: Sequence[int], block: Sequence[int]) -> None:
         """A block behind text, whose request is not done."""

@@ -15,7 +15,7 @@ from memsvc.wire.mem import KindSpec
 from target_worker.config import TargetConfig
 from target_worker.mem_link import MemLink
 from target_worker.plan import StepPlan
-from target_worker.req import FeatureRows, Req
+from target_worker.req import FeatureRows, Req, state_reach
 from target_worker.scheduler import Links, Scheduler
 from target_worker.state_link import StateLink
 from target_worker.trace import StepTrace
@@ -153,9 +153,10 @@ class ToyExecutor:
             row += len(block)
         for req, num in plan.chunks.items():
             chunk = req.tokens[req.computed_len : req.computed_len + num]
-            last = self._forward(req, chunk, num_certain=num)[-1]
+            is_last = num == req.extend_len
+            last = self._forward(req, chunk, num_certain=state_reach(num, is_last=is_last))[-1]
             self._tap(chunk, row)
-            if req.computed_len + num == len(req.tokens):
+            if is_last:
                 emitted[req] = [last]
             self._advance(req, num, row)
             row += num

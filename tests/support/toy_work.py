@@ -9,7 +9,7 @@ from memsvc.device.page_table import PageTables
 from memsvc.wire.base import ReqId
 from target_worker.cuda.executor import Wait
 from target_worker.cuda.order import Chunk, Order
-from target_worker.req import Req
+from target_worker.req import Req, state_reach
 from tests.support.toy_device import CLOSED, RUNNING, STOPPED, TARGET, ToyDevice, ToySlot
 from tests.support.toy_device_states import ToyDeviceStates
 from tests.support.toy_server import EOS, next_token
@@ -187,7 +187,8 @@ class ToyWork:
         device.exchange[first_row : first_row + len(tokens)] = tokens
         self._context(table, chunk.slot, text[: chunk.start])
         if self._states is not None:
-            self._states.chunk(chunk.slot, text, chunk.start, len(tokens))
+            end = chunk.start + len(tokens)
+            self._states.chunk(chunk.slot, text, (chunk.start, end), state_reach(end, is_last=chunk.is_last))
         if chunk.is_last:
             slot = device.slots[chunk.slot]
             assert slot.done != CLOSED

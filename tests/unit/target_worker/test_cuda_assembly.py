@@ -177,21 +177,22 @@ def test_launch_and_target_agree_on_the_exchange(base: ToyBase):
         Exchange.of(replace(base, config=replace(base.config, max_prefill_tokens=500)))
 
 
+def run(base: ToyBase, engine: CudaEngine, prompts: dict[int, list[int]]) -> None:
+    """Until all have their answers."""
+    sampling = Sampling(temperature=0.0, seed=1, max_tokens=NUM_NEW, ignore_eos=True)
+    for rid, prompt in prompts.items():
+        base.texts.inbox.append(Admit(ReqId(rid), pack_tokens(prompt), len(prompt), sampling))
+    for _ in range(30):
+        if engine._scheduler.is_idle and not base.texts.inbox:
+            return
+        engine.step()
+
+
 def serve(base: ToyBase) -> RequestKeeper:
     """All prompts, then the first one with its answer and more; the scheduler."""
     engine = CudaEngine(base) if base.arena.is_cuda else HostEngine(base)
-    sampling = Sampling(temperature=0.0, seed=1, max_tokens=NUM_NEW, ignore_eos=True)
-
-    def run(prompts: dict[int, list[int]]) -> None:
-        for rid, prompt in prompts.items():
-            base.texts.inbox.append(Admit(ReqId(rid), pack_tokens(prompt), len(prompt), sampling))
-        for _ in range(20):
-            if engine._scheduler.is_idle and not base.texts.inbox:
-                return
-            engine.step()
-
-    run(PROMPTS)
-    run({3: [*PROMPTS[1], *base.texts.tokens[ReqId(1)], 8]})
+    run(base, engine, PROMPTS)
+    run(base, engine, {3: [*PROMPTS[1], *base.texts.tokens[ReqId(1)], 8]})
     engine.close()
     assert engine.lines()[0].startswith("attention blocks=triton prompts=triton graphs=1,2 ")
     assert base.texts.failed == {}
@@ -240,7 +241,25 @@ def test_the_engine_serves_without_a_draft(base: ToyBase, folders: tuple[Path, P
     check_texts(base, folders[0])
 
 
-def test_engine_and_draft_meet_in_the_exchange(base: ToyBase, folders: tuple[Path, Path]):
+@pytest.mark.parametrize("kv", ["auto"], indirect=True)
+@pytest.mark.parametrize("is_drafted", [False, True], ids=["plain", "drafted"])
+def test_prompts_that_end_on_page_edges_are_served_and_hit(base: ToyBase, folders: tuple[Path, Path], is_drafted: bool):
+    if is_drafted:
+        start_draft(base, folders)
+    engine = CudaEngine(base) if base.arena.is_cuda else HostEngine(base)
+    prompts = {1: [5, 9, 11, 30, 3, 7, 2, 8], 2: [21, 17, 4, 6]}
+    again = {3: prompts[1], 4: prompts[2], 5: [*prompts[1], 9, 1, 4, 12]}
+    run(base, engine, prompts)
+    for rid, prompt in again.items():
+        run(base, engine, {rid: prompt})
+    engine.close()
+    assert base.texts.failed == {}
+    assert base.texts.tokens == {rid: greedy(folders[0], prompt, "auto") for rid, prompt in (prompts | again).items()}
+    assert [base.texts.usages[ReqId(rid)].cached_tokens for rid in again] == [4, 0, 8]
+
+
+def start_draft(base: ToyBase, folders: tuple[Path, Path]) -> list[int]:
+    """Have a draft worker at the other end of base's link; where it notes the epochs that it acknowledges."""
     config = msgspec.json.decode((base.run_dir / "draft.json").read_bytes(), type=DraftConfig)
     shape = DraftShape.from_folder(folders[1])
     model = load_model(replace(config, device=str(base.arena.device)), shape)
@@ -251,6 +270,11 @@ def test_engine_and_draft_meet_in_the_exchange(base: ToyBase, folders: tuple[Pat
     acks: list[int] = []
     maker = None if base.arena.is_cuda else HostSessions(config, model, memory)
     ToyBase.draft = PlanWorker(config, model, memory, acks.append, maker)
+    return acks
+
+
+def test_engine_and_draft_meet_in_the_exchange(base: ToyBase, folders: tuple[Path, Path]):
+    acks = start_draft(base, folders)
     scheduler = serve(base)
     check_texts(base, folders[0])
     assert scheduler.counters.num_draft_tokens >= len(PROMPTS)

@@ -174,6 +174,43 @@ def test_a_hit_goes_on_from_a_frozen_state_and_leaves_it_as_it_is(
     assert torch.equal(target.linear.states.read(torch.tensor(pages, device=device)), before)
 
 
+@pytest.mark.parametrize(("length", "num_right"), [(4, 2), (12, 0), (12, 2)])
+def test_a_prompt_leaves_its_state_at_the_edge_before_its_last_token(
+    folder: Path, wanted: dict[int, list[int]], device: str, length: int, num_right: int
+) -> None:
+    target = DeviceTarget(folder, device, block_size=BLOCK_SIZE)
+    prompt, edge = tokens_of(7, length, 61), (length - 1) // PAGE_SIZE * PAGE_SIZE
+    other = target.open(3, PROMPTS[3], 60, greedy())
+    target.step([], {other: 4})
+    first = target.open(1, prompt, 60, greedy())
+    target.step([], {first: length, other: 1})
+    state_len = target.memory.states.mirror.tables.state_len
+    assert int(state_len[first.row]) == first.state.length == edge
+    texts = dict.fromkeys((1, 2), continued(folder, prompt)) | {3: wanted[3]}
+    assert first.tokens[length:] == texts[1][:1]
+    if not edge:
+        run_out(target, [first, other], texts, num_right)
+        check_memory(target, first, folder)
+        return
+    # The same prompt again computes what is behind the frozen state, and moves it no further; blocks of both do.
+    second = target.open(2, prompt, 60, greedy(), hit=first)
+    pages = torch.tensor(target.linear.table.state_in[second.row].tolist(), device=device)
+    frozen = target.linear.states.read(pages).clone(), target.linear.states.read_conv(pages).clone()
+    rig, alike = cpu_request(folder, prompt[:edge])
+    its_own = torch.from_numpy(rig.linear.table.state_in[alike.row]).long()
+    for got, want in zip(frozen, (rig.linear.states.read(its_own), rig.linear.states.read_conv(its_own)), strict=True):
+        close(got, want)
+    target.step([other], {second: length - edge})
+    assert int(state_len[second.row]) == second.state.length == edge
+    run_out(target, [first, second, other], texts, num_right)
+    for req in (first, second):
+        check_memory(target, req, folder)
+    for got, want in zip(
+        (target.linear.states.read(pages), target.linear.states.read_conv(pages)), frozen, strict=True
+    ):
+        assert torch.equal(got, want)
+
+
 def continued(folder: Path, prompt: list[int]) -> list[int]:
     rig = HybridRig(folder)
     req, tokens = rig.open(1, 60), list(prompt)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from target_worker.req import state_reach
 from tests.support.tiny_hybrid import HybridReq, HybridRig, make_hybrid
 from tests.support.tiny_target import oracle_logits, tokens_of
 
@@ -64,6 +65,8 @@ class Machine:
         self.oracle, self.rig, self.dice = oracle, HybridRig(folder, num_frames=1200), random.Random(seed)
         self.running: list[HybridReq] = []
         self.num_opened = 0
+        self.rejected: dict[int, int] = {}
+        """Of each request, the token of its first row that did not become final."""
 
     def open(self) -> None:
         """Half of them hit the aligned state of another one, brought up to its last page edge or not."""
@@ -88,9 +91,17 @@ class Machine:
         for i, req in enumerate(some):
             is_block = bool(req.tokens) and self.dice.random() < 0.7
             num = self.rig.block if is_block else self.dice.choice([1, 2, 3, 5, 9, 20, 33])
+            certain = 1
+            if not is_block:
+                # Half of them end on an edge, and half of all end a prompt.
+                num += self.dice.choice([0, -(len(req.tokens) + num) % PAGE])
+                certain = state_reach(num, is_last=self.dice.random() < 0.5)
             tokens = tokens_of(self.dice.randrange(1 << 30), num)
-            segments.append(self.rig.segment(req, tokens, certain=1 if is_block else num))
+            if tokens[0] == self.rejected.get(req.rid):  # else the same row would be written again
+                tokens[0] = 99 - tokens[0]
+            segments.append(self.rig.segment(req, tokens, certain=certain))
             final[i] = req, self.dice.randint(1, num) if is_block else num
+            self.rejected[req.rid] = [*tokens, -1][final[i][1]]
         before = [
             (Pages(self.rig, req), req.state_len, req.tokens + seg.token_ids)
             for req, seg in zip(some, segments, strict=True)

@@ -1,6 +1,6 @@
 """A step's prompt chunks over pages: states and rows come out alike, whichever way the rule is computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -61,7 +61,11 @@ class Copies:
 
 
 def run(
-    rule: PlanRule, chunks: dict[int, int], device: str = "cpu", within: Callable[[], Any] = nullcontext
+    rule: PlanRule,
+    chunks: dict[int, int],
+    device: str = "cpu",
+    within: Callable[[], Any] = nullcontext,
+    ending: Collection[int] = (),
 ) -> tuple[Rig, list[torch.Tensor]]:
     """Outputs of both layers, and where they have left the memory. within: what they are computed in."""
     rig = Rig(device, torch.bfloat16, SPEC, seed=5)
@@ -69,7 +73,7 @@ def run(
     spans, first = [], 0
     for slot, num in chunks.items():
         # Slot 1 begins at token 0; of the others some rows are in the ring.
-        spans.append(Span(slot, 0 if slot == 1 else rig.requests[slot].length, num, first))
+        spans.append(Span(slot, 0 if slot == 1 else rig.requests[slot].length, num, first, slot in ending))
         first += num
     copies, given = Copies(device), [rig.inputs(first) for _ in range(LAYERS)]
     with within():
@@ -86,6 +90,24 @@ def run(
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_states_at_page_edges_are_those_of_torch(rule: Callable[[], PlanRule], chunks: dict[int, int]) -> None:
     check(run(rule(), chunks), run(TorchRule(), chunks), chunks)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_prompts_that_end_on_edges_have_their_states_a_page_behind(rule: Callable[[], PlanRule]) -> None:
+    fresh = Rig("cpu", torch.bfloat16, SPEC, seed=5)
+    to_edge = {slot: 2 * PAGE - fresh.requests[slot].length % PAGE for slot in (2, 3)}
+    chunks = {1: 2 * PAGE, **to_edge, 4: PAGE - fresh.requests[4].length % PAGE}
+    ending = (1, 3, 4)
+    rig, outs = run(rule(), chunks, ending=ending)
+    check((rig, outs), run(TorchRule(), chunks, ending=ending), chunks)
+    ends = {slot: num + (slot > 1) * fresh.requests[slot].length for slot, num in chunks.items()}
+    assert not any(end % PAGE for end in ends.values())
+    assert {slot: int(rig.tables.state_len[slot]) for slot in ends} == {
+        slot: end - PAGE * (slot in ending) for slot, end in ends.items()
+    }
+    # What comes out is what comes out of chunks whose prompts go on.
+    for got, want in zip(outs, run(rule(), chunks)[1], strict=True):
+        torch.testing.assert_close(got.float(), want.float(), rtol=3e-2, atol=1e-2)
 
 
 def test_places_of_rows_are_staged_only_where_they_are_needed() -> None:

@@ -113,6 +113,8 @@ def test_random_loads_with_shared_prompts_draft_deaths_and_aborts(seed: int) -> 
     for rid in range(1, 40):
         base = rng.choice(texts)
         text = base + prompt(rng.randrange(0, 9), rid)
+        if rng.random() < 0.5:
+            text += prompt(-len(text) % 4, rid + 100)  # ends on a page edge
         engine.submit(rid, text or [9], rng.randrange(1, 16), priority=rng.randrange(2))
         if rng.random() < 0.4:
             texts[rng.randrange(3)] = (text + continuation(text, 9))[:24]
