@@ -23,7 +23,7 @@ from typing import Any
 
 from launch.config import CPU_PREFILL_TOKENS
 from tests.bench.capacity_search import Found, Trial, asks_of, most_at_once, planned, search
-from tests.bench.ladder import add_server_flags, facts, load_at, server_flags
+from tests.bench.ladder import add_server_flags, facts, load_at, server_flags, without_serial
 from tests.bench.ladder_geometry import LADDERS, Ladder
 from tests.bench.mixed_load import options_of, run_asks
 from tests.load.call import Outcome
@@ -103,8 +103,8 @@ def conditions(server: Served, args: argparse.Namespace) -> dict[str, Any]:
         "accept_length": args.accept_length, "spec_tokens": args.spec_tokens or ladder.num_drafts,
         "prompt_tokens": ladder.prompt_tokens, "output_tokens": ladder.max_tokens, "requests": "max(3, 2c)",
         "mem_fraction_static": args.share, "slots": args.slots, "flags": args.more,
-        "start_s": round(server.start_s, 1), "arena_bytes": plan["arena_bytes"], "plan": plan["lines"],
-        "facts": facts(server.lines),
+        "start_s": round(server.start_s, 1), "arena_bytes": plan["arena_bytes"],
+        "plan": [without_serial(line) for line in plan["lines"]], "facts": facts(server.lines),
     }  # fmt: skip
     return {
         "requests_4k": None, "requests_4k_planned": planned(plan, args.tokens),

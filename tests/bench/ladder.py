@@ -11,6 +11,7 @@ With --repeat each figure is a median of several turns, with other prompts each.
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -34,6 +35,7 @@ _READY_S = 400.0
 """Kernels are compiled and graphs captured before the first request."""
 _SLOTS = 32
 """Requests that hold memory at once, unless a rung has more."""
+_SERIAL = re.compile(r", GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _COLUMNS = "{:>4} {:>12} {:>10} {:>7} {:>11} {:>11} {:>8} {:>11} {:>7}"
 
 
@@ -137,11 +139,19 @@ def _rungs(server: Served, ladder: Ladder, concurrency: Sequence[int], repeat: i
         yield rung
 
 
+def without_serial(line: str) -> str:
+    """A line of the memory plan without the number of one device among all."""
+    return _SERIAL.sub("", line)
+
+
 def facts(lines: list[str]) -> list[str]:
-    """What the server says at start of its device, its attention, its memory and MPS."""
-    starts = ("target: device", "target: attention", "device memory", "mps=", "plan: device")
+    """What the server says at start of its device, its kernels, its memory and MPS."""
+    starts = (
+        "target: device", "target: attention", "target: gated delta nets", "target: fp8", "device memory", "mps=",
+        "plan: device",
+    )  # fmt: skip
     messages = [line.rstrip().partition(" INFO ")[2] for line in lines]
-    return [message for message in messages if message.startswith(starts)]
+    return [without_serial(message) for message in messages if message.startswith(starts)]
 
 
 def _line(rung: Rung, ladder: Ladder) -> str:

@@ -34,9 +34,12 @@ def test_facts_of_the_start_are_taken_from_the_log():
         "2026-01-01T00:00:00.000Z launch INFO target: device cuda:0 H200 total=1\n",
         "2026-01-01T00:00:00.000Z launch INFO start role=target pid=4\n",
         "2026-01-01T00:00:00.000Z launch INFO device memory taken=1 planned=2\n",
+        "2026-01-01T00:00:00.000Z launch INFO target: gated delta nets blocks=triton prompts=fla\n",
+        "2026-01-01T00:00:00.000Z launch INFO plan: device cuda:0 (H200, GPU-0123abcd-86fe-6179-f025-fd8207b5a08b): 1 b\n",
     ]
     assert ladder.facts(lines) == [
         "mps=off: turns", "target: device cuda:0 H200 total=1", "device memory taken=1 planned=2",
+        "target: gated delta nets blocks=triton prompts=fla", "plan: device cuda:0 (H200): 1 b",
     ]  # fmt: skip
 
 
