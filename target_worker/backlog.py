@@ -20,7 +20,8 @@ class Backlog:
         """num_rows: rows of the exchange. window: tokens of context that the draft needs, 0 = all."""
         self._num_rows = num_rows
         self._page_size = page_size
-        self._window_pages = window // page_size if window else 0
+        # As memsvc counts them: a page that is in the window in part is held.
+        self._window_pages = -(-window // page_size)
         self._next_row = 0
         self._num_steps = 0
 

@@ -82,10 +82,14 @@ def test_drafts_after_plain_steps_are_those_of_a_draft_that_was_always_fed() -> 
     assert drafted[0] > drafted[1] > 0
 
 
-@pytest.mark.parametrize("window", [4, 8, 12, 40])
+# A window may be less than a page, or end inside one.
+@pytest.mark.parametrize("page_size", [4, 8])
+@pytest.mark.parametrize("window", [3, 4, 8, 10, 12, 40])
 @pytest.mark.parametrize("schedule", ["plain", "one step in five drafts", "long plain stretches"])
-def test_features_are_written_before_the_window_leaves_their_page(schedule: str, window: int) -> None:
-    engine = ToyEngine(num_frames=60, k=7, max_running=4, width=Forced(SCHEDULES[schedule]), window=window)
+def test_features_are_written_before_the_window_leaves_their_page(schedule: str, window: int, page_size: int) -> None:
+    engine = ToyEngine(
+        num_frames=60, page_size=page_size, k=7, max_running=4, width=Forced(SCHEDULES[schedule]), window=window
+    )
     load(engine, 12)
     engine.run()
     assert engine.text.failed == {}
