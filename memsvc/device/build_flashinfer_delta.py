@@ -23,6 +23,12 @@ from unittest import mock
 
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
 
+parser = argparse.ArgumentParser(
+    prog="python -m memsvc.device.build_flashinfer_delta", description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+)  # fmt: skip
+parser.add_argument("out", type=Path, metavar="OUT", help="folder, made if it is not there")
+
 try:
     import cutlass
     import cutlass.cute as cute
@@ -31,8 +37,11 @@ try:
     from cutlass.base_dsl.runtime import cuda
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 except ImportError as missing:
+    if __name__ != "__main__":
+        raise
     # Whoever asks for --help has none of it yet.
-    sys.exit(f"{__doc__}\n{missing}")
+    parser.parse_args()
+    parser.error(f"{missing}; --help says what is needed")
 
 VERSIONS = {"flashinfer-python": "0.6.18", "nvidia-cutlass-dsl": "4.6.3"}
 """Whose kernels and compiler fit the operands that are given here."""
@@ -176,11 +185,6 @@ def link(objects: list[Path], target: Path) -> None:
 
 def main() -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m memsvc.device.build_flashinfer_delta", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("out", type=Path, metavar="OUT")
     target = parser.parse_args().out / NAME / f"{NAME}.so"
     for package, wanted in VERSIONS.items():
         if not (found := version(package)).startswith(wanted):

