@@ -10,6 +10,7 @@ from memsvc.core.config import EVICTION_POLICIES
 from memsvc.device.kv_dtype import AUTO, KV_CACHE_DTYPES
 from target_worker.config import ATTENTION_BACKENDS
 from target_worker.model.fp8_stacks import QUANTIZATIONS
+from target_worker.model.linear_spec import STATE_DTYPES
 
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
@@ -73,6 +74,8 @@ class LaunchConfig:
     """Of the target's keys and values in the pool, one of KV_CACHE_DTYPES."""
     draft_kv_cache_dtype: str = AUTO
     """Of the drafter's."""
+    mamba_ssm_dtype: str = "float32"
+    """Of the recurrent states of a hybrid target, one of STATE_DTYPES."""
     quantization: str = ""
     """fp8 rounds the matrices of the target's layers while they are read; empty leaves them as they are stored."""
     load_format: str = "auto"
@@ -178,6 +181,7 @@ def _check_choices(config: LaunchConfig) -> None:
         "--dtype": (config.dtype, DTYPES),
         "--kv-cache-dtype": (config.kv_cache_dtype, KV_CACHE_DTYPES),
         "--speculative-draft-kv-cache-dtype": (config.draft_kv_cache_dtype, KV_CACHE_DTYPES),
+        "--mamba-ssm-dtype": (config.mamba_ssm_dtype, STATE_DTYPES),
         "--load-format": (config.load_format, LOAD_FORMATS),
         "--quantization": (config.quantization, QUANTIZATIONS),
         "--log-level": (config.log_level, LOG_LEVELS),

@@ -25,6 +25,7 @@ from memsvc.config import LOG_LEVELS, parse_bytes
 from memsvc.core.config import EVICTION_POLICIES
 from memsvc.device.kv_dtype import KV_CACHE_DTYPES
 from target_worker.config import ATTENTION_BACKENDS
+from target_worker.model.linear_spec import STATE_DTYPES
 
 _DESCRIPTION = """\
 Serve a model with an OpenAI-compatible API: memory service, target, drafter, tokenizer and HTTP front,
@@ -87,6 +88,8 @@ FLAGS = (
          {"choices": KV_CACHE_DTYPES}),
     Flag("--speculative-draft-kv-cache-dtype", "draft_kv_cache_dtype", "of the drafter's",
          {"choices": KV_CACHE_DTYPES}),
+    Flag("--mamba-ssm-dtype --mamba-ssm-cache-dtype", "mamba_ssm_dtype",
+         "of recurrent states in the pool, for models with recurrent layers", {"choices": tuple(STATE_DTYPES)}),
     Flag("--quantization", "quantization", "CUDA: fp8 holds and multiplies the target's layers in 8 bits",
          {"metavar": "NAME"}),
     Flag("--load-format", "load_format", "dummy makes random weights", {"choices": LOAD_FORMATS}),

@@ -64,7 +64,12 @@ def read_models(config: LaunchConfig, model_path: Path) -> Models:
     target = TargetShape.from_folder(model_path)
     draft = DraftShape.from_folder(config.draft_model_path) if config.draft_model_path else None
     num_drafts = _num_drafts(config, draft)
-    kinds = target_kinds(target, config.page_size, config.dtype, 1 + num_drafts, config.kv_cache_dtype)
+    if target.linear is None and config.mamba_ssm_dtype != "float32":
+        raise ValueError(
+            f"--mamba-ssm-dtype is {config.mamba_ssm_dtype}, but {model_path.name} has no recurrent layers"
+        )
+    kept = (config.kv_cache_dtype, config.mamba_ssm_dtype)
+    kinds = target_kinds(target, config.page_size, config.dtype, 1 + num_drafts, *kept)
     row_bytes = 0
     if draft is not None:
         _check_pair(target, draft)

@@ -133,6 +133,7 @@ class Run:
             model_path=str(self.model_path),
             dtype=config.dtype,
             kv_cache_dtype=config.kv_cache_dtype,
+            mamba_ssm_dtype=config.mamba_ssm_dtype,
             device=config.torch_device,
             load_format=config.load_format,
             quantization=config.quantization,

@@ -60,7 +60,12 @@ def _make_runner(base: Base) -> Runner:
         _features(base) if config.target_layer_ids else None,
         list(config.target_layer_ids),
         LinearMemory.of_layout(
-            base.arena, layout, model, max_reqs=config.max_running_requests, block_size=config.block_size
+            base.arena,
+            layout,
+            model,
+            max_reqs=config.max_running_requests,
+            block_size=config.block_size,
+            state_dtype=config.mamba_ssm_dtype,
         ),
     )
 

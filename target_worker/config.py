@@ -25,6 +25,8 @@ class TargetConfig:
     """auto (the checkpoint's), bfloat16 or float32."""
     kv_cache_dtype: str = AUTO
     """Of the pages of target_kv, one of KV_CACHE_DTYPES."""
+    mamba_ssm_dtype: str = "float32"
+    """Of the recurrent states of a hybrid, one of STATE_DTYPES."""
     device: str = "cpu"
     """Torch device of weights and arena."""
     load_format: str = "auto"

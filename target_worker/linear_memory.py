@@ -23,7 +23,14 @@ class LinearMemory:
 
     @classmethod
     def of_layout(
-        cls, arena: torch.Tensor, layout: Layout, model: Decoder, *, max_reqs: int, block_size: int
+        cls,
+        arena: torch.Tensor,
+        layout: Layout,
+        model: Decoder,
+        *,
+        max_reqs: int,
+        block_size: int,
+        state_dtype: str = "float32",
     ) -> "LinearMemory | None":
         """Over an arena, uint8 [arena_bytes], laid out with the kinds of kind_specs; None if no layer is linear.
 
@@ -43,6 +50,7 @@ class LinearMemory:
             conv_rows=spec.conv_kernel - 1,
             conv_dim=spec.conv_dim,
             dtype=model.dtype,
+            recurrent_dtype=getattr(torch, state_dtype),
         )
         ring = RingShape(
             page_rows=ring_page_rows(layout.page_size, block_size),

@@ -70,7 +70,7 @@ class Worker:
         if config.draft:
             # The draft co-writes pages of the same requests, so they are this registration's too.
             kinds.append(DRAFT_KV)
-        arithmetic = (dtype, config.quantization, config.kv_cache_dtype)
+        arithmetic = (dtype, config.quantization, config.kv_cache_dtype, config.mamba_ssm_dtype)
         name = fingerprint(Path(config.model_path), config.load_format, *arithmetic)
         return self._client.register(config.engine, "target", kinds, name)
 

@@ -10,7 +10,7 @@ from memsvc.wire.mem import KindLayout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateShape:
-    """A page: [num_heads, k_dim, v_dim] float32, then the last conv_rows inputs of the convolution.
+    """A page: [num_heads, k_dim, v_dim] of recurrent_dtype, then the last conv_rows inputs of the convolution.
 
     These are [conv_rows, conv_dim] of dtype, oldest first; conv_rows is the kernel's size less one.
     """
@@ -21,11 +21,13 @@ class StateShape:
     conv_rows: int
     conv_dim: int
     dtype: torch.dtype
+    recurrent_dtype: torch.dtype = torch.float32
+    """Of what is kept; arithmetic is float32."""
 
     @property
     def recurrent_bytes(self) -> int:
         """Bytes of the first part."""
-        return self.num_heads * self.k_dim * self.v_dim * 4
+        return self.num_heads * self.k_dim * self.v_dim * self.recurrent_dtype.itemsize
 
     @property
     def page_bytes(self) -> int:
@@ -42,7 +44,7 @@ class StatePool:
         self.kind = kind
         self.shape = shape
         size = (shape.num_heads * shape.k_dim * shape.v_dim,)
-        self._recurrent = page_view(arena, kind, 0, size, torch.float32)
+        self._recurrent = page_view(arena, kind, 0, size, shape.recurrent_dtype)
         conv = (shape.conv_rows * shape.conv_dim,)
         self._conv = page_view(arena, kind, shape.recurrent_bytes, conv, shape.dtype)
 
@@ -52,12 +54,12 @@ class StatePool:
         return self._recurrent.device
 
     def read(self, pages: torch.Tensor, empty: torch.Tensor | None = None) -> torch.Tensor:
-        """Copies [n, num_heads, k_dim, v_dim] of the states in pages int64 [n].
+        """Copies [n, num_heads, k_dim, v_dim] float32 of the states in pages int64 [n].
 
         Page 0 reads as zeros, which is the state before the first token; so it does in read_conv. empty: int64, the
         places that are to read so, from whoever knows them: on a device the host waits for the pages otherwise.
         """
-        found = _copies(self._recurrent, pages, empty)
+        found = _copies(self._recurrent, pages, empty).float()
         return found.view(-1, self.shape.num_heads, self.shape.k_dim, self.shape.v_dim)
 
     def read_conv(self, pages: torch.Tensor) -> torch.Tensor:
@@ -66,7 +68,7 @@ class StatePool:
 
     def write(self, pages: torch.Tensor, recurrent: torch.Tensor, conv: torch.Tensor) -> None:
         """Store states, in the form that read and read_conv give them, in pages int64 [n], all different."""
-        self._recurrent.index_copy_(0, pages, recurrent.flatten(1))
+        self._recurrent.index_copy_(0, pages, recurrent.flatten(1).to(self.shape.recurrent_dtype))
         self._conv.index_copy_(0, pages, conv.flatten(1))
 
 

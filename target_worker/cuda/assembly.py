@@ -137,8 +137,9 @@ class CudaEngine:
     def _make_memory(self, exchange: Exchange, page_table: torch.Tensor) -> TargetMemory:
         config, model, arena, layout = self._base.config, self._base.model, self._base.arena, self._base.layout
         self._linear = LinearMemory.of_layout(
-            arena, layout, model, max_reqs=config.max_running_requests, block_size=config.block_size
-        )
+            arena, layout, model, max_reqs=config.max_running_requests, block_size=config.block_size,
+            state_dtype=config.mamba_ssm_dtype,
+        )  # fmt: skip
         pool = kv_pool(arena, layout, model.shape, config)
         check_capability("--kv-cache-dtype", pool.shape.dtype, arena.device)
         return TargetMemory(

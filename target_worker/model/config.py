@@ -168,19 +168,24 @@ class TargetShape:
 
 
 def kind_specs(
-    shape: TargetShape, page_size: int, dtype: str, block_size: int = 1, kv_cache_dtype: str = AUTO
+    shape: TargetShape,
+    page_size: int,
+    dtype: str,
+    block_size: int = 1,
+    kv_cache_dtype: str = AUTO,
+    state_dtype: str = "float32",
 ) -> list[KindSpec]:
     """The kinds this target needs. block_size: rows of a verify block, which the rings have to hold twice.
 
     A page of target_kv holds page_size tokens of all FULL layers, in kv_cache_dtype (one of KV_CACHE_DTYPES); one of
-    state or ring belongs to one LINEAR layer of one request.
+    state or ring belongs to one LINEAR layer of one request, a state in state_dtype (one of STATE_DTYPES).
     """
     item = DTYPE_BYTES[shape.resolve_dtype(dtype)]
     token_bytes = shape.num_full_layers * 2 * shape.num_kv_heads * shape.head_dim * kv_item_bytes(kv_cache_dtype, item)
     kinds = [KindSpec(name=TARGET_KV, page_bytes=page_size * token_bytes, tokens_per_page=page_size)]
     if shape.linear is None:
         return kinds
-    state_bytes = shape.linear.state_bytes(item)
+    state_bytes = shape.linear.state_bytes(item, state_dtype)
     ring_bytes = shape.linear.ring_bytes(ring_page_rows(page_size, block_size), item)
     per_req = shape.num_linear_layers
     return [

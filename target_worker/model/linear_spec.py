@@ -11,6 +11,8 @@ RING_PAGES = 2
 """Pages of one layer's ring. Halves fill frames better: at 27B geometry 9 of them one frame of 3.2 MB, against 4 wholes
 with 11.5 % left over."""
 
+STATE_DTYPES = {"float32": 4, "bfloat16": 2}
+"""What states may be kept in, with the bytes of an item."""
 _VECTOR = 32
 
 
@@ -48,9 +50,9 @@ class LinearSpec:
         """
         return -(-self.num_v_heads // _VECTOR) * _VECTOR
 
-    def state_bytes(self, item: int) -> int:
-        """A page of state: float32 [num_v_heads, k_dim, v_dim], and conv_kernel - 1 rows of conv_dim items."""
-        return self.value_size * self.k_dim * 4 + (self.conv_kernel - 1) * self.conv_dim * item
+    def state_bytes(self, item: int, state_dtype: str = "float32") -> int:
+        """A page of state: [num_v_heads, k_dim, v_dim] of state_dtype, and conv_kernel - 1 rows of conv_dim items."""
+        return self.value_size * self.k_dim * STATE_DTYPES[state_dtype] + (self.conv_kernel - 1) * self.conv_dim * item
 
     def ring_bytes(self, num_rows: int, item: int) -> int:
         """A page of ring: rows of conv_dim items, and g and beta of each value head in float32."""

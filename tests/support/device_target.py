@@ -54,13 +54,14 @@ class DeviceTarget:
         taps: Sequence[int] = (),
         quantization: str = "",
         kv: str = AUTO,
+        states: str = "float32",
         prompt_buckets: Sequence[int] = (),
         **config: Any,
     ):
-        """kv: one of KV_CACHE_DTYPES. prompt_buckets: rows of prompts that go through buckets, of a dense target."""
-        self.device, self.kv = device, kv
+        """kv: one of KV_CACHE_DTYPES, states: of STATE_DTYPES. prompt_buckets: rows of prompts that go through buckets, of a dense target."""
+        self.device, self.kv, self._states = device, kv, states
         self.model, self.shape = load_target(folder, "float32", device, quantization=quantization)
-        kinds = kind_specs(self.shape, PAGE_SIZE, "float32", block_size, kv)
+        kinds = kind_specs(self.shape, PAGE_SIZE, "float32", block_size, kv, states)
         geometry = solve(kinds)
         pool = PoolConfig(arena_bytes=NUM_FRAMES * geometry.frame_bytes, page_size=PAGE_SIZE, kinds=kinds)
         self.layout = make_layout(pool, geometry)
@@ -90,8 +91,9 @@ class DeviceTarget:
             dtype=page_dtype(self.kv, self.model.dtype),
         )  # fmt: skip
         self.linear = LinearMemory.of_layout(
-            self.arena, self.layout, self.model, max_reqs=MAX_REQS, block_size=verify.block_size
-        )
+            self.arena, self.layout, self.model, max_reqs=MAX_REQS, block_size=verify.block_size,
+            state_dtype=self._states,
+        )  # fmt: skip
         states = self.linear and DeviceStates.of(self.arena, self.linear, self.model, PAGE_SIZE)
         mirror = TableMirror(self.tables, self.device)
         self.memory = memory = TargetMemory(

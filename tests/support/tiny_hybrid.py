@@ -121,18 +121,21 @@ class HybridRig:
         taps: Iterable[int] = (),
         quantization: str = "",
         kv: str = AUTO,
+        states: str = "float32",
     ) -> None:
-        """kv: one of KV_CACHE_DTYPES."""
+        """kv: one of KV_CACHE_DTYPES, states: of STATE_DTYPES."""
         self.model, self.shape = load_target(folder, dtype, quantization=quantization)
         self.block = block
-        kinds = kind_specs(self.shape, self.page_size, dtype, block, kv)
+        kinds = kind_specs(self.shape, self.page_size, dtype, block, kv, states)
         geometry = solve(kinds)
         pool = PoolConfig(arena_bytes=num_frames * geometry.frame_bytes, page_size=self.page_size, kinds=kinds)
         self.layout = layout = make_layout(pool, geometry)
         self.arena = torch.full((layout.arena_bytes,), 0xFF, dtype=torch.uint8)
         self.frame_bytes = layout.frame_bytes
         self.frames = Frames(layout.kinds, layout.num_frames)
-        linear = LinearMemory.of_layout(self.arena, layout, self.model, max_reqs=MAX_REQS, block_size=block)
+        linear = LinearMemory.of_layout(
+            self.arena, layout, self.model, max_reqs=MAX_REQS, block_size=block, state_dtype=states
+        )
         assert linear is not None
         self.linear = linear
         kv_shape = KvShape(

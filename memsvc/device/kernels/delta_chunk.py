@@ -31,7 +31,10 @@ def one_over_lengths(squares, axis: tl.constexpr):
 
 @triton.jit
 def times(a, b, PRECISION: tl.constexpr):
-    """a b, of small numbers: tf32 and float16 have the same 11 bits, and float16 is half as much to move about."""
+    """a b, of numbers up to 1: tf32 and float16 have the same 11 bits, and float16 is half as much to move about.
+
+    Below 6e-5 it has fewer: what is lost is 3e-8 at most, where sums of these numbers with others near 1 matter.
+    """
     if PRECISION == "tf32":
         return tl.dot(a.to(tl.float16), b.to(tl.float16))
     else:

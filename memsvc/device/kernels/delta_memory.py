@@ -76,7 +76,8 @@ class DeltaMemory:
         self.page_size = page_size
         self.tables = tables
         form, dtype = self.state, self.state.dtype
-        self.recurrent = page_view(arena, state_kind, 0, (form.recurrent_bytes // 4,), torch.float32)
+        size = form.num_heads * form.k_dim * form.v_dim
+        self.recurrent = page_view(arena, state_kind, 0, (size,), form.recurrent_dtype)
         conv = (form.conv_rows * form.conv_dim,)
         self.conv = page_view(arena, state_kind, form.recurrent_bytes, conv, dtype)
         page_rows, gates = self.ring.page_rows, 2 * self.ring.num_heads

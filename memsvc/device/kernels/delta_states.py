@@ -98,7 +98,7 @@ def _find_piece(part, piece, K_DIM: tl.constexpr, V_DIM: tl.constexpr, PIECE: tl
 @triton.jit
 def _load_state(state, part, piece, K_DIM: tl.constexpr, V_DIM: tl.constexpr, PIECE: tl.constexpr):
     at, seen = _find_piece(part, piece, K_DIM, V_DIM, PIECE)
-    return tl.load(state.at + at, mask=seen & state.is_there, other=0.0)
+    return tl.load(state.at + at, mask=seen & state.is_there, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def _write_state(state, written, begin, edge, rows, part, WIDTH: tl.constexpr, K
         to, seen = _find_piece(part, piece, K_DIM, V_DIM, PIECE)
         # Where they are read is where they are written, but not by the same threads.
         tl.debug_barrier()
-        tl.store(written + to, found, mask=seen)
+        tl.store(written + to, found.to(written.dtype.element_ty), mask=seen)
 
 
 @triton.jit

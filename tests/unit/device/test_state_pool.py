@@ -1,5 +1,6 @@
 """Pages of states and rings as views, and the table that says whose they are."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,19 @@ def poisoned() -> torch.Tensor:
 def written(before: torch.Tensor, after: torch.Tensor) -> set[int]:
     """Offsets at which two arenas differ."""
     return set((before != after).nonzero()[:, 0].tolist())
+
+
+def test_states_in_bfloat16_are_rounded_where_they_are_kept() -> None:
+    shape, arena = replace(STATE, recurrent_dtype=torch.bfloat16), poisoned()
+    assert shape.page_bytes == STATE.page_bytes - 3 * 4 * 5 * 2
+    pool, recurrent = StatePool(arena, kind_of(shape), shape), torch.randn(2, 3, 4, 5)
+    conv = torch.randn(2, 3, 7, dtype=torch.bfloat16)
+    pool.write(torch.tensor([5, 2]), recurrent, conv)
+    found = pool.read(torch.tensor([2, 0, 5]))
+    assert found.dtype == torch.float32
+    assert torch.equal(found[[2, 0]], recurrent.bfloat16().float())
+    assert not found[1].any()
+    assert torch.equal(pool.read_conv(torch.tensor([5, 2])), conv)
 
 
 def test_bytes_of_a_page_are_those_of_its_parts() -> None:

@@ -117,6 +117,7 @@ def test_an_unknown_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
             ["--speculative-draft-kv-cache-dtype=fp8_e4m3", "--speculative-algorithm=none"],
             ["--speculative-algorithm none", "ask for drafts"],
         ),
+        (["--mamba-ssm-dtype=float16"], ["--mamba-ssm-dtype", "'float16'", "float32", "bfloat16"]),
         (["--quantization=fp8"], ["--quantization fp8 needs a CUDA device", "--device is cpu"]),
         (["--quantization=fp8", "--device=cuda", "--dtype=float32"], ["computes in bfloat16", "--dtype is float32"]),
         (["--quantization=awq", "--device=cuda"], ["--quantization is 'awq'", "known are fp8"]),

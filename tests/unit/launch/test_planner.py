@@ -49,6 +49,16 @@ def test_a_hybrid_has_states_and_rings_for_every_linear_layer(tmp_path: Path):
     assert MemoryManager(pool).layout.num_frames == plan.num_frames
 
 
+def test_states_may_be_kept_in_half_the_bytes(tmp_path: Path):
+    target, dense = folder(tmp_path / "hybrid", HYBRID), models_of(tmp_path, with_draft(tmp_path))
+    whole, half = (read_models(LaunchConfig(mamba_ssm_dtype=name), target).kinds for name in ("float32", "bfloat16"))
+    assert whole[1].page_bytes - half[1].page_bytes == 48 * 128 * 128 * 2
+    assert (whole[0], whole[2]) == (half[0], half[2])
+    assert dense.target.linear is None
+    with pytest.raises(ValueError, match="--mamba-ssm-dtype is bfloat16, but target has no recurrent layers"):
+        models_of(tmp_path, with_draft(tmp_path, mamba_ssm_dtype="bfloat16"))
+
+
 def test_rings_grow_with_the_block_and_nothing_else_does(tmp_path: Path):
     sizes = {"hidden_size": 576, "head_dim": 64, "num_attention_heads": 9, "num_key_value_heads": 3}
     text = {**HYBRID["text_config"], **sizes, "vocab_size": 49152, "num_hidden_layers": 30}

@@ -13,12 +13,13 @@ from launch.card import Card
 from launch.config import LaunchConfig
 from launch.http.config import API_KEY_ENV, FrontConfig
 from launch.http.listen import bind_tcp
+from launch.models import read_models
 from launch.mps import MpsDaemon
 from launch.planner import make_plan, step_sizes
 from launch.specs import PACKAGES, Run
 from memsvc.config import MemConfig, read_config
 from target_worker.config import TargetConfig
-from tests.support.model_folders import models_of, with_draft
+from tests.support.model_folders import HYBRID, folder, models_of, with_draft
 from tests.unit.launch.test_device_plan import CARD
 from tokenizer_proc.config import TokenizerConfig
 
@@ -31,8 +32,11 @@ CONFIGS = {
 }
 
 
-def make_run(tmp_path: Path, config: LaunchConfig, card: Card | None = None) -> Run:
-    models = models_of(tmp_path, config)
+def make_run(
+    tmp_path: Path, config: LaunchConfig, card: Card | None = None, target: dict[str, Any] | None = None
+) -> Run:
+    """target: another config.json than models_of has."""
+    models = read_models(config, folder(tmp_path / "target", target)) if target else models_of(tmp_path, config)
     pool, plan = make_plan(config, models, available=1 << 34, card=card)
     run_dir = tmp_path / "run"
     run_dir.mkdir(mode=0o700)
@@ -167,6 +171,16 @@ def test_a_port_in_use_is_named():
         port = first.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
             bind_tcp("127.0.0.1", port)
+
+
+def test_the_target_is_told_what_its_states_are_kept_in(tmp_path: Path):
+    config = LaunchConfig(mamba_ssm_dtype="bfloat16", context_len=512, max_running_requests=2, mem_bytes=8 << 30)
+    run = make_run(tmp_path, config, target=HYBRID)
+    with run.listener:
+        run.spec("target", 1)
+    target = msgspec.json.decode((run.run_dir / "target.json").read_bytes(), type=TargetConfig)
+    assert target.mamba_ssm_dtype == "bfloat16"
+    assert {kind.name: kind.page_bytes for kind in run.pool.kinds}["state"] == 48 * 128 * 128 * 2 + 3 * 10_240 * 2
 
 
 @pytest.mark.parametrize(("flag", "kind"), [("kv_cache_dtype", "target_kv"), ("draft_kv_cache_dtype", "draft_kv")])

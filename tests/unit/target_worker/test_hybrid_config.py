@@ -35,6 +35,8 @@ def test_the_27b_geometry_takes_64_kib_a_token_and_a_state_of_3_2_mb_a_layer() -
     assert (ring.name, ring.page_bytes, ring.tokens_per_page, ring.pages_per_req) == ("ring", 17 * 20_864, 0, 96)
     assert ring_page_rows(16, 9) == 17
     assert kind_specs(shape_of(), 16, "float32", 9)[1].page_bytes == 48 * 128 * 128 * 4 + 3 * 10_240 * 4
+    half = kind_specs(shape_of(), 16, "auto", 9, state_dtype="bfloat16")
+    assert [kind.page_bytes for kind in half] == [kv.page_bytes, 48 * 128 * 128 * 2 + 3 * 10_240 * 2, ring.page_bytes]
 
 
 def test_both_spellings_say_the_same() -> None:

@@ -205,6 +205,16 @@ def test_gates_that_forget_all_leave_small_ones_their_precision(device, monkeypa
     assert error_of(monkeypatch, device, torch.bfloat16, change) < 2e-3
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_states_that_are_kept_in_bfloat16(device, dtype):
+    case = rig.Rig(device, dtype, rig.spec_of(num_k_heads=1, group=3, k_dim=128, v_dim=40), kept=torch.bfloat16)
+    num_written = 0
+    for _ in range(5):
+        num_written += run_step(case, [1, 3, 2])
+        case.advance([1, 3, 2])
+    assert num_written >= 2 * rig.LAYERS
+
+
 def test_blocks_of_one_row(device, monkeypatch):
     monkeypatch.setattr(rig, "BLOCK", 1)
     case = rig.Rig(device, torch.float32, rig.spec_of(num_k_heads=1))
