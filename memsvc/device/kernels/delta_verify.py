@@ -15,7 +15,7 @@ from memsvc.device.kernels.launch import cut, padded
 from memsvc.device.kernels.places import BlockRows
 
 FEW, MANY = DeltaTile(64, 4), DeltaTile(128, 4)
-FEW_HEADS = 96
+FEW_HEADS = 48
 """FEW up to so many heads of all places together. All that columns of a head have in common is made once a part: more
 parts are done sooner, fewer cost less."""
 
