@@ -101,11 +101,10 @@ def _wheel_bytes(folder: Path) -> int:
     """Size of the largest wheel below folder; files and folders may vanish meanwhile."""
     sizes = [0]
     # Path.rglob raises if a folder is gone when it comes to it; os.walk goes on.
-    for top, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith(".whl"):
-                with contextlib.suppress(FileNotFoundError):
-                    sizes.append(Path(top, name).stat().st_size)
+    files = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
+    for wheel in (file for file in files if file.suffix == ".whl"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(wheel.stat().st_size)
     return max(sizes)
 
 

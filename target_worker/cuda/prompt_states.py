@@ -43,10 +43,6 @@ class _Part:
     empty: torch.Tensor
     """int64: those that begin before the first token."""
     rule: Rule
-    found: torch.Tensor | None
-    """int64: which of its rows are rows of the batch; None is all, the others are replayed from a ring."""
-    places: torch.Tensor | None
-    """int64: and where these stand there. None is in order, and there are no others."""
 
 
 class PromptStates:
@@ -97,8 +93,9 @@ class PromptRecur:
             if s.end > s.write_len
         ]
         self._lay_out(spans, [*before, *after])
-        self._before = self._part(before, 0, spans)
-        self._after = self._part(after, sum(piece.num for piece in before), spans)
+        self._before = self._part(before, 0)
+        self._after = self._part(after, sum(piece.num for piece in before))
+        self._order = self._order_of(spans, [*before, *after])
         self._keep(spans, before)
 
     def _lay_out(self, spans: Sequence[DeltaSpan], pieces: list[_Piece]) -> None:
@@ -107,23 +104,30 @@ class PromptRecur:
         flat, owned, placed = self._prompts.ints(facts, owners, _positions(pieces))
         self._rows = Sequences(facts=flat.view(4, -1), owners=owned, positions=placed)
 
-    def _part(self, pieces: list[_Piece], first: int, spans: Sequence[DeltaSpan]) -> _Part | None:
-        """Pieces whose rows begin at row `first` of all."""
-        if not pieces:
-            return None
+    def _order_of(self, spans: Sequence[DeltaSpan], pieces: list[_Piece]) -> torch.Tensor | None:
+        """int64: where each row of the batch stands among the rows of all pieces, some of which are replayed from a ring.
+
+        None if these are the rows of the batch, in order.
+        """
         lens = [piece.num for piece in pieces]
         starts, firsts = (
             np.repeat([getattr(spans[piece.place], name) for piece in pieces], lens) for name in ("start", "first")
         )
-        places = firsts + _positions(pieces) - starts
-        is_new = _positions(pieces) >= starts
-        is_whole, is_in_order = is_new.all(), np.array_equal(places, np.arange(self._num_rows))
-        slots, own, empty, found, placed = self._prompts.ints(
+        positions = _positions(pieces)
+        found = np.flatnonzero(positions >= starts)
+        order = np.empty(self._num_rows, dtype=np.int64)
+        order[(firsts + positions - starts)[found]] = found
+        return None if np.array_equal(order, np.arange(len(positions))) else self._prompts.ints(order)[0]
+
+    def _part(self, pieces: list[_Piece], first: int) -> _Part | None:
+        """Pieces whose rows begin at row `first` of all."""
+        if not pieces:
+            return None
+        lens = [piece.num for piece in pieces]
+        slots, own, empty = self._prompts.ints(
             [piece.slot for piece in pieces],
             [piece.is_own for piece in pieces],
             [place for place, piece in enumerate(pieces) if piece.begin == 0],
-            [] if is_whole else np.flatnonzero(is_new),
-            [] if is_in_order else places[is_new],
         )
         tables = self._states.memory.tables
         read, written = (table.index_select(0, slots) for table in (tables.state_in, tables.state_out))
@@ -132,8 +136,6 @@ class PromptRecur:
             pages=torch.where(own[:, None] > 0, written, read).t().long(),
             empty=empty,
             rule=self._prompts.rule(lens, self._prompts.stage),
-            found=None if is_whole else found,
-            places=None if is_in_order else placed,
         )
 
     def _keep(self, spans: Sequence[DeltaSpan], before: list[_Piece]) -> None:
@@ -166,27 +168,17 @@ class PromptRecur:
         outs = []
         if self._before is not None:
             out, ends = self._run(self._before, inputs)
-            outs.append((self._before, out))
+            outs.append(out)
             reach = inputs.gathered(self._reach).view(len(ends), -1, raw.shape[1])
             linear.states.write(self._out_pages[layer], ends, reach)
         if self._after is not None:
-            outs.append((self._after, self._run(self._after, inputs)[0]))
+            outs.append(self._run(self._after, inputs)[0])
         # Last, since the rows that these overwrite were read just now.
         if len(self._kept):
             kept = raw.index_select(0, self._kept), gates.index_select(0, self._kept)
             linear.rings.write_at(self._ring_pages[layer], self._ring_rows, *kept)
-        return self._in_order(outs)
-
-    def _in_order(self, outs: list[tuple[_Part, torch.Tensor]]) -> torch.Tensor:
-        """Outputs of the batch's rows. Places that are None: the part has them all, in order, and is alone."""
-        first, whole = outs[0]
-        if first.places is None:
-            return whole
-        result = whole.new_empty((self._num_rows, *whole.shape[1:]))
-        for part, out in outs:
-            assert part.places is not None, "one part has all rows, and another some"
-            result.index_copy_(0, part.places, out if part.found is None else out.index_select(0, part.found))
-        return result
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+        return out if self._order is None else out.index_select(0, self._order)
 
     def _run(self, part: _Part, inputs: SequenceInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs [rows, v_heads, v_dim] of a part, and the states after its pieces."""

@@ -44,6 +44,14 @@ MAX_REQS = 40
 VISION: dict[str, Any] = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48}
 
 
+SMALLER = {
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "hidden_size": 32, "intermediate_size": 48,
+    "vocab_size": 61, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}  # fmt: skip
+"""Overrides for kernels that are interpreted."""
+
+
 def make_hybrid(folder: Path, *, family: str = "Qwen3_5", nested: bool = False, **overrides: Any) -> Any:
     """Save a random hybrid and return it, float32, the oracle. nested: as the text part of a model with vision."""
     torch.manual_seed(11)

@@ -42,6 +42,12 @@ def times(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def left_over(weights, most):
+    """What `most`, which is weights in fewer bits, has lost of them, in as few."""
+    return (weights - most.to(tl.float32)).to(most.dtype)
+
+
+@triton.jit
 def weighted(weights, rows, total, PRECISION: tl.constexpr):
     """total and, for each row of weights, the sum of rows weighted so.
 
@@ -53,7 +59,7 @@ def weighted(weights, rows, total, PRECISION: tl.constexpr):
     else:
         most = weights.to(rows.dtype)
         total = tl.dot(most, rows, total)
-        return tl.dot((weights - most.to(tl.float32)).to(rows.dtype), rows, total)
+        return tl.dot(left_over(weights, most), rows, total)
 
 
 @triton.jit
@@ -64,7 +70,7 @@ def taken_in(rows, weights, total, PRECISION: tl.constexpr):
     else:
         most = weights.to(rows.dtype)
         total = tl.dot(tl.trans(rows), most, total)
-        return tl.dot(tl.trans(rows), (weights - most.to(tl.float32)).to(rows.dtype), total)
+        return tl.dot(tl.trans(rows), left_over(weights, most), total)
 
 
 @triton.jit
@@ -90,7 +96,10 @@ def inverse(a, ROWS: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def solve(kk, decay, beta, at, PRECISION: tl.constexpr):
-    """(I + A)^-1 times beta: what rows add to the state, by what they ask for. kk: products of rows as they are."""
+    """(I + A)^-1 times beta: what rows add to the state, by what they ask for. kk: products of rows as they are.
+
+    Whoever needs a row's length too asks for it once more: the compiler sees that it is the same.
+    """
     kk *= one_over_lengths(kk, 1)[:, None] * one_over_lengths(kk, 0)[None, :]
     a = kk * beta[:, None] * forgotten(decay, decay, at[None, :] < at[:, None])
     return inverse(a, a.shape[0], PRECISION) * beta[None, :]

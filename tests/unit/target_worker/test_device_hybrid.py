@@ -14,7 +14,7 @@ from target_worker.req import Phase, Req
 from tests.support import kernel_bounds
 from tests.support.device_target import PAGE_SIZE, DeviceTarget
 from tests.support.hybrid_memory import check_memory, close, cpu_request, settle
-from tests.support.tiny_hybrid import HybridRig, make_hybrid
+from tests.support.tiny_hybrid import SMALLER, HybridRig, make_hybrid
 from tests.support.tiny_target import tokens_of
 
 BLOCK_SIZE = 3
@@ -31,11 +31,7 @@ def rows_of_one_load_lie_in_ring_and_block(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
-    make_hybrid(
-        folder, layer_types=[LINEAR, FULL, LINEAR], num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=16, hidden_size=32, intermediate_size=48, vocab_size=61, linear_num_key_heads=1,
-        linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
-    )  # fmt: skip
+    make_hybrid(folder, layer_types=[LINEAR, FULL, LINEAR], num_hidden_layers=3, **SMALLER)
     return folder
 
 

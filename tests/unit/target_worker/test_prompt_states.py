@@ -14,7 +14,7 @@ from memsvc.device import delta_rules
 from memsvc.device.delta_plan import PlanRule
 from memsvc.device.delta_rules import PREFERRED, FlaRule, FlashInferRule, TorchRule, choose_rule, lacks
 from target_worker.attention import Span
-from target_worker.cuda.prompt_states import PromptRecur, PromptStates
+from target_worker.cuda.prompt_states import PromptStates
 from target_worker.cuda.states import DeviceStates
 from tests.support.delta_libraries import FakeLibrary, as_fla
 from tests.support.delta_rig import LAYERS, PAGE, Rig, spec_of
@@ -110,29 +110,31 @@ def test_prompts_that_end_on_edges_have_their_states_a_page_behind(rule: Callabl
         torch.testing.assert_close(got.float(), want.float(), rtol=3e-2, atol=1e-2)
 
 
-def test_places_of_rows_are_staged_only_where_they_are_needed() -> None:
+def test_rows_are_put_in_order_only_where_they_are_not() -> None:
     staged: list[int] = []
 
     def stage(values: np.ndarray) -> torch.Tensor:
         staged.append(values.size)
         return torch.from_numpy(values.copy())
 
-    def plan(start: int, num: int) -> PromptRecur:
+    def order(*spans: Span) -> list[int] | None:
         staged.clear()
         rig = Rig("cpu", torch.bfloat16, SPEC, seed=5)
         states = DeviceStates(rig.own, rig.memory, None, [rig.site(layer) for layer in range(LAYERS)])  # type: ignore[arg-type]
-        return PromptStates(states, TorchRule(), stage).plan([Span(1, start, num, 0)])
+        found = PromptStates(states, TorchRule(), stage).plan(spans)._order
+        return None if found is None else found.tolist()
 
-    whole = plan(0, PAGE)._before
-    assert whole is not None
-    assert (whole.found, whole.places) == (None, None)
+    assert order(Span(1, 0, PAGE, 0)) is None
     # Slot, whose state it is, and that it begins at the first token.
     assert staged[1] == 3
-    replayed = plan(1, PAGE - 1)._before
-    assert replayed is not None
-    assert replayed.found is not None
-    assert replayed.places is not None
-    assert (replayed.found.tolist(), replayed.places.tolist()) == ([*range(1, PAGE)], [*range(PAGE - 1)])
+    # Up to the edge, and from it on.
+    assert order(Span(1, 0, 2 * PAGE - 1, 0)) is None
+    # One row is replayed before these.
+    assert order(Span(1, 1, PAGE - 1, 0)) == [*range(1, PAGE)]
+    # Both parts of two prompts: those up to edges stand before those behind them.
+    assert order(Span(1, 0, PAGE + 1, 0), Span(2, 0, PAGE + 2, PAGE + 1)) == [
+        *range(PAGE), 2 * PAGE, *range(PAGE, 2 * PAGE), 2 * PAGE + 1, 2 * PAGE + 2,
+    ]  # fmt: skip
 
 
 def check(

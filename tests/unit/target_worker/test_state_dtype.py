@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from memsvc.wire.text import Sampling
 from tests.support import kernel_bounds
 from tests.support.device_target import DeviceTarget
-from tests.support.tiny_hybrid import HybridRig, make_hybrid
+from tests.support.tiny_hybrid import SMALLER, HybridRig, make_hybrid
 
 PROMPT = [5, 9, 33, 2, 17, 40, 8, 21, 3, 60]
 
@@ -22,11 +22,7 @@ def rows_of_one_load_lie_in_ring_and_block(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
-    make_hybrid(
-        folder, layer_types=["linear_attention", "full_attention"], num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, hidden_size=32, intermediate_size=48, vocab_size=61,
-        linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
-    )  # fmt: skip
+    make_hybrid(folder, layer_types=["linear_attention", "full_attention"], num_hidden_layers=2, **SMALLER)
     return folder
 
 
